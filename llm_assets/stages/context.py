@@ -1,0 +1,89 @@
+"""What a stage is given and what it gives back. No torch, no Dagster.
+
+A stage module has one entry point, `run(context: StageContext) -> StageResult`. It reads its inputs
+from folders, writes its artifact into `context.out`, and reports as it goes through
+`context.progress`. It knows nothing of the store, of Dagster or of where it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Progress(Protocol):
+    """Where a stage reports to while it runs. Cheap: may be called at every step."""
+
+    def step(
+        self,
+        step: int,
+        total: int,
+        *,
+        loss: float | None = None,
+        tokens: int | None = None,
+        **metrics: float,
+    ) -> None:
+        """Step `step` of `total` is done. `tokens`: processed since the stage started."""
+
+    def say(self, text: str) -> None:
+        """One line for a person: which part of the stage runs now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageInput:
+    """One input artifact: its read-only folder, its type and its metadata."""
+
+    path: Path
+    type: str
+    artifact: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContext:
+    """All that a stage may depend on.
+
+    `config` is the stage's block of the recipe (see recipe.py). `inputs` maps the input names of
+    graph.py to artifacts. `out` is an empty folder that becomes the artifact. `scratch` is deleted
+    after the stage. `checkpoints` survives a crash and is the same folder for the same identity.
+    """
+
+    stage: str
+    pipeline: str
+    config: Any
+    seed: int
+    inputs: Mapping[str, StageInput]
+    out: Path
+    scratch: Path
+    checkpoints: Path
+    progress: Progress
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A headline metric: `value`, and the number of items `n` that it is a mean of, if it is one."""
+
+    value: float
+    n: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageResult:
+    """What a stage gives back beside the files in `context.out`.
+
+    `metadata` goes into the artifact's tree and so into its hash: only what is a function of the
+    inputs (never times, hosts or paths). All else goes into the record: `metrics` (gates read
+    these), `series` (curves: name to [[step, value], ...]), `samples` (rows that a person reads),
+    `tables` (name to rows), `tokens` (trained or processed), `flops` (if the stage counted them).
+    """
+
+    metrics: Mapping[str, Metric]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    series: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    samples: Sequence[Mapping[str, Any]] = ()
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    tokens: int = 0
+    flops: float = 0.0
