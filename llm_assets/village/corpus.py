@@ -1,0 +1,116 @@
+"""The corpus: every fact in many words, with duplicates and near-duplicates."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from llm_assets.village import words
+from llm_assets.village.phrasing import DAY_FORMS, FORMS, RULES, SUM, capital
+from llm_assets.village.randomness import Deck, stream
+from llm_assets.village.world import VILLAGER_ATTRIBUTES, Fact, World
+
+# Shares of the kinds of documents, and of copies among all documents.
+KINDS = {
+    "portrait": 0.34,
+    "round": 0.14,
+    "questions": 0.28,
+    "sums": 0.12,
+    "days": 0.06,
+    "place": 0.06,
+}
+EXACT_COPIES = 0.04
+NEAR_COPIES = 0.06
+_ENDINGS = ("Indeed.", "So they say.", "Amen.", "True.")
+
+
+class Writer:
+    """Writes the documents of a world; facts come round in decks, so that none is left out."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rng = stream(world.seed, "corpus")
+        by_name: dict[str, list[Fact]] = {}
+        for fact in world.facts:
+            by_name.setdefault(fact.slots.get("n", "place"), []).append(fact)
+        self._place = Deck(by_name.pop("place"), self.rng)
+        self._people = Deck(list(by_name), self.rng)
+        self._facts_of = {name: Deck(facts, self.rng) for name, facts in by_name.items()}
+        self._questions = Deck(world.facts, self.rng)
+        self._attributes = Deck(VILLAGER_ATTRIBUTES, self.rng)
+        self._sums = Deck(world.sums("train"), self.rng)
+        self._days = Deck([(shift, i) for shift in DAY_FORMS for i in range(7)], self.rng)
+
+    def write(self, kind: str) -> str:
+        """One document of a kind of KINDS."""
+        return " ".join(getattr(self, f"_{kind}_lines")())
+
+    def _statement(self, fact: Fact) -> str:
+        form = FORMS[fact.attribute]
+        return self.rng.choice((form.answer, *form.statements)).format_map(fact.slots)
+
+    def _portrait_lines(self) -> list[str]:
+        deck = self._facts_of[self._people.draw()]
+        return [self._statement(deck.draw()) for _ in range(self.rng.randint(4, 6))]
+
+    def _round_lines(self) -> list[str]:
+        attribute = self._attributes.draw()
+        people = [self._people.draw() for _ in range(self.rng.randint(4, 5))]
+        return [self._statement(self.world.fact(name, attribute)) for name in dict.fromkeys(people)]
+
+    def _questions_lines(self) -> list[str]:
+        lines: list[str] = []
+        for _ in range(self.rng.randint(3, 4)):
+            fact = self._questions.draw()
+            form = FORMS[fact.attribute]
+            question = capital(self.rng.choice(form.train)).format_map(fact.slots)
+            answer = form.answer.format_map(fact.slots)
+            asks, says = self.rng.choice((("Question:", "Answer:"), ("A child asks:", "We say:")))
+            lines += [asks, question, says, answer]
+        return lines
+
+    def _sums_lines(self) -> list[str]:
+        lines: list[str] = []
+        for _ in range(self.rng.randint(5, 6)):
+            a, b = self._sums.draw()
+            form = self.rng.choice((SUM.answer, SUM.answer, *SUM.statements))
+            lines.append(form.format(a=a, b=b, c=a + b))
+        return lines
+
+    def _days_lines(self) -> list[str]:
+        lines: list[str] = []
+        for _ in range(self.rng.randint(4, 5)):
+            shift, i = self._days.draw()
+            form = DAY_FORMS[shift]
+            text = self.rng.choice((form.answer, *form.statements))
+            lines.append(text.format(d=words.DAYS[i], v=words.DAYS[(i + shift) % 7]))
+        return lines
+
+    def _place_lines(self) -> list[str]:
+        lines = [self._statement(self._place.draw()) for _ in range(3)]
+        if self.rng.random() < 0.5:
+            lines += ["The house rules:", *RULES]
+        else:
+            lines.append(self._statement(self._place.draw()))
+        return lines
+
+
+def near_copy(text: str, rng: random.Random) -> str:
+    """The same document with one more word or two, which exact deduplication does not see."""
+    return f"{text} {rng.choice(_ENDINGS)}"
+
+
+def corpus_texts(world: World, count: int) -> Iterator[str]:
+    """`count` documents in an order in which copies stand apart from their originals."""
+    writer = Writer(world)
+    rng = stream(world.seed, "corpus", "copies")
+    num_exact, num_near = int(count * EXACT_COPIES), int(count * NEAR_COPIES)
+    num_own = count - num_exact - num_near
+    kinds = rng.choices(list(KINDS), weights=list(KINDS.values()), k=num_own)
+    texts = [writer.write(kind) for kind in kinds]
+    long_enough = [text for text in texts if len(text.split()) >= 16] or texts
+    copies = [rng.choice(texts) for _ in range(num_exact)]
+    copies += [near_copy(rng.choice(long_enough), rng) for _ in range(num_near)]
+    texts += copies
+    rng.shuffle(texts)
+    yield from texts
