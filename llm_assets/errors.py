@@ -17,7 +17,8 @@
     │   ├── GateFailedError           an upstream gate failed
     │   └── HeldError                 an expensive stage waits for an approval
     ├── NonFiniteLossError            training produced NaN or infinity
-    └── WorkerError                   the worker ended without a record
+    ├── WorkerError                   the worker ended without a record
+    └── ServerError                   an inference server did not start, answer or stay up
 
 A message says where (file and place in it), what was found, which rule it breaks and what to do
 next. `message()` builds one in that order.
@@ -108,3 +109,7 @@ class NonFiniteLossError(LlmAssetsError):
 
 class WorkerError(LlmAssetsError):
     """The worker process ended without committing a record."""
+
+
+class ServerError(LlmAssetsError):
+    """An inference server did not start, did not answer, or ended."""

@@ -48,8 +48,8 @@ class McNemar:
 def mcnemar_exact(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
     """Exact test of two paired series of yes and no (McNemar 1947).
 
-    Given the number of discordant pairs, the wins are binomial with p = 1/2 when the two are equally
-    good. The p-value is twice the smaller tail, at most 1. No discordant pair: 1.
+    Given the number of discordant pairs, the wins are binomial with p = 1/2 when the two are
+    equally good. The p-value is twice the smaller tail, at most 1. No discordant pair: 1.
     """
     if len(first) != len(second):
         raise ValueError(f"paired series need one length, got {len(first)} and {len(second)}")
