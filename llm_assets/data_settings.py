@@ -104,5 +104,3 @@ class DataBlocks(Settings):
     preferences: DataSettings = Field(default_factory=DataSettings)
     evals: DataSettings = Field(default_factory=DataSettings)
     num_proc: int = runtime(1, ge=1, description="Processes that read files.")
-
-

@@ -20,7 +20,7 @@ def runtime(default: Any = ..., **kwargs: Any) -> Any:
 class Settings(BaseModel):
     """A frozen block of the recipe; an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class LoraSettings(Settings):
@@ -52,10 +52,18 @@ class CheckpointSettings(Settings):
     keep: int = Field(2, ge=1, description="Newest full saves that are kept.")
 
 
+class ImportSettings(Settings):
+    """A checkpoint made elsewhere: a safetensors folder, a GGUF file, or a hub name."""
+
+    path: str | None = Field(None, description="Folder with safetensors, or a .gguf file.")
+    hub: str | None = Field(None, description="Name on the Hugging Face hub.")
+    revision: str | None = Field(None, description="Commit of the hub repository.")
+
+
 class TrainSettings(StageSettings):
     """Common to what trains. Any other setting of the stage's trainer class goes by its own name."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     learning_rate: float = Field(..., gt=0, description="Peak learning rate.")
     max_steps: int | None = Field(None, ge=1, description="Optimizer steps; or num_train_epochs.")
@@ -69,6 +77,9 @@ class TrainSettings(StageSettings):
     max_grad_norm: float = Field(1.0, ge=0)
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="bfloat16: weights stay float32, autocast in bfloat16."
+    )
+    import_: ImportSettings | None = Field(
+        None, alias="import", description="Take a checkpoint made elsewhere instead of training."
     )
     checkpoint: CheckpointSettings = runtime(
         default_factory=CheckpointSettings, description="In-training saves."
@@ -120,20 +131,11 @@ class ModelSettings(Settings):
     tie_word_embeddings: bool = True
 
 
-class ImportSettings(Settings):
-    """A checkpoint made elsewhere: a safetensors folder, a GGUF file, or a hub name."""
-
-    path: str | None = Field(None, description="Folder with safetensors, or a .gguf file.")
-    hub: str | None = Field(None, description="Name on the Hugging Face hub.")
-    revision: str | None = Field(None, description="Commit of the hub repository.")
-
-
 class BaseSettings(TrainSettings):
     """Stage 4: pre-training from the recipe, or an imported checkpoint."""
 
     learning_rate: float = Field(1e-3, gt=0)
     model: ModelSettings | None = Field(None, description="Architecture, when trained here.")
-    import_: ImportSettings | None = Field(None, alias="import")
 
 
 class MidtrainSettings(TrainSettings):
@@ -217,7 +219,9 @@ class ServerSettings(StageSettings):
     """Stage 12: the server spec, proven by a live smoke test."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
-    smoke_prompts: list[str] = Field(default_factory=list, description="Questions that it is asked.")
+    smoke_prompts: list[str] = Field(
+        default_factory=list, description="Questions that it is asked."
+    )
     num_smoke_prompts: int = Field(3, ge=1, description="Taken from the evals without any above.")
     max_new_tokens: int = Field(48, ge=1)
     startup_timeout_s: float = runtime(120.0, gt=0)

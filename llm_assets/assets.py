@@ -1,0 +1,259 @@
+"""The one way from a stage to a Dagster asset."""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dagster import (
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetKey,
+    AssetObservation,
+    AssetsDefinition,
+    DataVersion,
+    Failure,
+    MaterializeResult,
+    MetadataValue,
+    asset,
+    observable_source_asset,
+)
+
+from llm_assets.compat import cancelled, forget_input_version
+from llm_assets.engine import (
+    build_job,
+    check_upstream,
+    gate_results,
+    overrides_of,
+)
+from llm_assets.errors import LlmAssetsError, WorkerError
+from llm_assets.graph import Node, wire
+from llm_assets.identity import digest_of
+from llm_assets.planning import Plan, StagePlan, make_plan, node_source, outside_inputs, recipe_part
+from llm_assets.presenting import check_result, record_metadata
+from llm_assets.recipe import Recipe
+from llm_assets.resources.launcher import LocalLauncher, WorkerExit, listening_event, log_tail
+from llm_assets.resources.store import StoreResource
+from llm_assets.store.digest import ArtifactHash
+from llm_assets.store.protocol import Store
+from llm_assets.worker_codes import BUSY
+
+GPU_POOL = "gpu"
+_WAIT_S = 0.5
+
+
+def asset_key(recipe: Recipe, name: str) -> AssetKey:
+    """The key of a stage's asset: pipeline, stage."""
+    return AssetKey([recipe.pipeline, name])
+
+
+def source_key(recipe: Recipe, name: str) -> AssetKey:
+    """The key of the observable source of a data set or an import."""
+    return AssetKey([recipe.pipeline, "sources", name])
+
+
+def code_version(recipe: Recipe, node: Node) -> str:
+    """Source hash and hash of the stage's part of the recipe: both make an asset stale in the UI."""
+    part = digest_of({"recipe": recipe_part(recipe, node), "seed": recipe.seed})
+    return f"{node_source(node).hash[:16]}.{part[:16]}"
+
+
+def build_assets(recipe: Recipe) -> list[AssetsDefinition]:
+    """All assets of one recipe: observable sources and stages."""
+    found: list[AssetsDefinition] = []
+    for name, node in wire(recipe).items():
+        if _has_source(node):
+            found.append(_build_source(recipe, node))
+        found.append(_build_asset(recipe, name, node))
+    return found
+
+
+def _has_source(node: Node) -> bool:
+    return node.pin is None and (node.stage.data is not None or node.imported)
+
+
+def _build_source(recipe: Recipe, node: Node) -> AssetsDefinition:
+    name = node.stage.name
+
+    @observable_source_asset(
+        key=source_key(recipe, name),
+        group_name=f"{recipe.pipeline}_data",
+        description=f"Where {name} comes from; its data version is the hash of its content.",
+    )
+    def observe() -> DataVersion:
+        return DataVersion(_source_version(recipe, node))
+
+    return observe  # type: ignore[return-value]
+
+
+def _source_version(recipe: Recipe, node: Node) -> str:
+    return digest_of(outside_inputs(recipe, node))
+
+
+def _build_asset(recipe: Recipe, name: str, node: Node) -> AssetsDefinition:
+    stage = node.stage
+    key = asset_key(recipe, name)
+    deps = [asset_key(recipe, giver) for giver in dict.fromkeys(node.sources.values())]
+    if _has_source(node):
+        deps.append(source_key(recipe, name))
+    checks = [
+        AssetCheckSpec(
+            name=metric,
+            asset=key,
+            blocking=True,
+            description=_threshold_text(metric, gate.model_dump(exclude_none=True)),
+        )
+        for metric, gate in recipe.gates.get(name, {}).items()
+    ]
+
+    @asset(
+        key=key,
+        deps=deps,
+        group_name=f"{recipe.pipeline}_{_group(stage.number)}",
+        description=stage.description,
+        kinds=set(stage.kinds),
+        owners=recipe.owners or None,
+        tags={"cost_class": stage.cost_class, "artifact_type": stage.gives},
+        code_version=code_version(recipe, node),
+        pool=GPU_POOL if stage.trains else None,
+        check_specs=checks,
+        metadata={
+            "recipe": MetadataValue.path(str(recipe.path)),
+            "settings": MetadataValue.json(recipe_part(recipe, node)),
+        },
+    )
+    def compute(
+        context: AssetExecutionContext, store: StoreResource, launcher: LocalLauncher
+    ) -> MaterializeResult:
+        try:
+            return materialize_stage(context, recipe, name, store.open(), launcher)
+        except LlmAssetsError as error:
+            raise Failure(description=str(error), allow_retries=False) from error
+
+    return compute
+
+
+def _group(number: int) -> str:
+    if number == 0:
+        return "data"
+    if number <= 5:
+        return "base"
+    return "alignment" if number <= 9 else "release"
+
+
+def _threshold_text(metric: str, gate: Mapping[str, Any]) -> str:
+    limits = [f"{bound} {gate[bound]:g}" for bound in ("min", "max") if bound in gate]
+    confident = ", with 95 % confidence" if gate.get("confident") else ""
+    return f"{metric}: {' and '.join(limits)}{confident}"
+
+
+def materialize_stage(
+    context: AssetExecutionContext,
+    recipe: Recipe,
+    name: str,
+    store: Store,
+    launcher: LocalLauncher,
+) -> MaterializeResult:
+    """Resolve, hit or run, report. LlmAssetsError when a guard refuses or the worker fails."""
+    plan = make_plan(recipe, store)
+    node = plan.nodes[name]
+    key = asset_key(recipe, name)
+    if _has_source(node):
+        observed = source_key(recipe, name)
+        version = _source_version(recipe, node)
+        context.log_event(
+            AssetObservation(asset_key=observed, tags={"dagster/data_version": version})
+        )
+        forget_input_version(context, observed)
+    check_upstream(plan, name, store)
+    hit = plan.stages[name].status in ("hit", "pinned")
+    if not hit:
+        _run(context, plan, name, store, launcher)
+        plan = make_plan(recipe, store)
+    return _report(context, plan, name, key, store, hit=hit)
+
+
+def _run(
+    context: AssetExecutionContext,
+    plan: Plan,
+    name: str,
+    store: Store,
+    launcher: LocalLauncher,
+) -> None:
+    """Launch the worker; while another process is at the same identity, wait for its record."""
+    job = build_job(plan, name, store, run_id=context.run_id)
+    lease = f"stage/{job.identity}"
+    context.log.info(f"{name}: {'; '.join(plan.stages[name].reasons)}")
+    while True:
+        for owner in _busy(store, lease):
+            context.log.info(f"{name}: {owner} is at it; waiting for its record")
+            while store.lease_owner(lease) == owner:
+                if cancelled(context.run_id):
+                    raise WorkerError(f"{name}: the run was cancelled")
+                time.sleep(_WAIT_S)
+        if make_plan(plan.recipe, store).stages[name].status == "hit":
+            return
+        end = launcher.launch(context, job, side_by_side=plan.nodes[name].stage.side_by_side)
+        if end.code != BUSY:
+            _check_end(plan, name, store, end)
+            return
+
+
+def _busy(store: Store, lease: str) -> Iterator[str]:
+    owner = store.lease_owner(lease)
+    if owner is not None:
+        yield owner
+
+
+def _check_end(plan: Plan, name: str, store: Store, end: WorkerExit) -> None:
+    """WorkerError unless the record stands, whatever the exit code."""
+    identity = plan.stages[name].identity
+    assert identity is not None
+    if end.code == 0 and store.records(identity):
+        return
+    where = f"{plan.recipe.pipeline}/{name}"
+    if end.error:
+        raise WorkerError(f"{where}: {end.error}\n  log: {end.log}")
+    how = f"exit code {end.code}" if end.code >= 0 else f"signal {-end.code}"
+    raise WorkerError(
+        f"{where}: the worker ended with {how} and without a record\n"
+        f"  next: read the log; the next run goes on from the newest checkpoint\n"
+        f"  log: {end.log}\n{log_tail(end.log)}"
+    )
+
+
+def _report(
+    context: AssetExecutionContext,
+    plan: Plan,
+    name: str,
+    key: AssetKey,
+    store: Store,
+    *,
+    hit: bool,
+) -> MaterializeResult:
+    """The materialization of a stage whose record stands, and the verdicts of its gates."""
+    mine = plan.stages[name]
+    if mine.artifact is None:
+        raise WorkerError(f"{plan.recipe.pipeline}/{name}: no record under {mine.identity}")
+    listening_event({"stage": name, "outcome": "hit" if hit else "run"})
+    size_bytes = store.tree(mine.artifact).size_bytes
+    if mine.record is None or mine.status == "pinned":
+        return _pinned_result(plan, mine, key, size_bytes)
+    overrides = overrides_of(store, mine.artifact)
+    results = gate_results(plan.recipe, name, mine.record)
+    return MaterializeResult(
+        asset_key=key,
+        data_version=DataVersion(mine.artifact),
+        metadata=record_metadata(mine.record, hit=hit, size_bytes=size_bytes),
+        check_results=[check_result(key, r, overrides.get(r.name)) for r in results],
+    )
+
+
+def _pinned_result(
+    plan: Plan, mine: StagePlan, key: AssetKey, size_bytes: int
+) -> MaterializeResult:
+    artifact = ArtifactHash.parse(str(mine.artifact))
+    return MaterializeResult(
+        asset_key=key,
+        data_version=DataVersion(artifact),
+        metadata={"outcome": "pinned", "artifact": artifact, "size_bytes": size_bytes},
+    )

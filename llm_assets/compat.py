@@ -1,0 +1,139 @@
+"""Private Dagster imports, each with the public way that is missing.
+
+- `ActiveExecution`, `dagster_event_sequence_for_step`, `ExecuteRunWithPlanIterable`,
+  `PlanExecutionContextManager`, `InstanceConcurrencyContext`: an executor that runs steps on threads
+  of the run's process. Dagster has an in-process executor (one step at a time) and a multiprocess
+  one (a fresh interpreter for each step: about 3 s each). Our heavy work runs in workers anyway, so
+  threads that wait for them are enough. No public base for that exists.
+- `CachingStaleStatusResolver`: Dagster's own staleness, which only its web server offers.
+- `recon_job_from_origin` and friends: to run a job of a module with its own executor, as
+  `dagster asset materialize` does; `execute_in_process` always uses the in-process executor.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from dagster import DagsterEvent, DagsterExecutionInterruptedError, Executor
+from dagster._core.events import EngineEventData
+from dagster._core.execution.api import ExecuteRunWithPlanIterable
+from dagster._core.execution.context_creation_job import PlanExecutionContextManager
+from dagster._core.execution.plan.execute_plan import dagster_event_sequence_for_step
+from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
+from dagster._core.execution.retries import RetryMode
+from dagster._utils.interrupts import pop_captured_interrupt
+
+_CANCELLED: dict[str, threading.Event] = {}
+_DONE = object()
+
+
+def cancelled(run_id: str) -> bool:
+    """The run was told to stop: whoever waits for a worker in one of its steps must end it."""
+    event = _CANCELLED.get(run_id)
+    return event is not None and event.is_set()
+
+
+class ThreadExecutor(Executor):
+    """Runs the steps of a run on threads of the run's process, as many at a time as it is told."""
+
+    def __init__(self, retries: RetryMode, max_concurrent: int) -> None:
+        self._retries = retries
+        self._max_concurrent = max_concurrent
+
+    @property
+    def retries(self) -> RetryMode:
+        """How retries are handled."""
+        return self._retries
+
+    def execute(self, plan_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
+        """Run the plan to its end; yields events as they happen."""
+        yield DagsterEvent.engine_event(
+            plan_context,
+            f"Executing steps on up to {self._max_concurrent} threads",
+            event_specific_data=EngineEventData(),
+        )
+        yield from iter(
+            ExecuteRunWithPlanIterable(
+                execution_plan=plan_context.execution_plan,
+                iterator=self._iterate,
+                execution_context_manager=PlanExecutionContextManager(
+                    job=plan_context.job,
+                    retry_mode=plan_context.retry_mode,
+                    execution_plan=plan_context.execution_plan,
+                    run_config=plan_context.run_config,
+                    dagster_run=plan_context.dagster_run,
+                    instance=plan_context.instance,
+                    raise_on_error=plan_context.raise_on_error,
+                    output_capture=plan_context.output_capture,
+                ),
+            )
+        )
+
+    def _iterate(self, job_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
+        run_id = job_context.run_id
+        _CANCELLED[run_id] = threading.Event()
+        events: queue.Queue[tuple[str, Any]] = queue.Queue()
+        try:
+            with (
+                InstanceConcurrencyContext(job_context.instance, job_context.dagster_run) as slots,
+                execution_plan.start(
+                    retry_mode=job_context.retry_mode,
+                    max_concurrent=self._max_concurrent,
+                    instance_concurrency_context=slots,
+                ) as active,
+                ThreadPoolExecutor(self._max_concurrent, thread_name_prefix="step") as pool,
+            ):
+                try:
+                    yield from self._drive(job_context, active, pool, events)
+                except BaseException:
+                    # Leaving the pool waits for its threads, so tell them to end their workers.
+                    _CANCELLED[run_id].set()
+                    raise
+        finally:
+            _CANCELLED.pop(run_id, None)
+
+    def _drive(
+        self, job_context: Any, active: Any, pool: ThreadPoolExecutor, events: Any
+    ) -> Iterator[DagsterEvent]:
+        running: set[str] = set()
+        while not active.is_complete or running:
+            for step in active.get_steps_to_execute(limit=self._max_concurrent - len(running)):
+                context = job_context.for_step(step, active.get_known_state())
+                running.add(step.key)
+                pool.submit(_run_step, context, step.key, events)
+            yield from active.concurrency_event_iterator(job_context)
+            try:
+                key, event = events.get(timeout=0.2)
+            except queue.Empty:
+                if pop_captured_interrupt():
+                    raise DagsterExecutionInterruptedError() from None
+                continue
+            if event is _DONE:
+                running.discard(key)
+                active.verify_complete(job_context, key)
+            elif isinstance(event, BaseException):
+                raise event
+            else:
+                yield event
+                active.handle_event(event)
+                continue
+            yield from active.plan_events_iterator(job_context)
+
+
+def _run_step(context: Any, key: str, events: Any) -> None:
+    """One step on a thread: its events, then the mark of its end."""
+    try:
+        for event in dagster_event_sequence_for_step(context):
+            events.put((key, event))
+    except BaseException as error:
+        events.put((key, error))
+    else:
+        events.put((key, _DONE))
+
+
+def forget_input_version(context: Any, key: Any) -> None:
+    """Make Dagster read an input's data version again: it was observed inside this step, after
+    Dagster had read it. No public way."""
+    context.get_step_execution_context().wipe_input_asset_version_info(key)

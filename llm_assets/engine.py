@@ -1,0 +1,147 @@
+"""The one road of a stage, without Dagster: hit, guards, job. The asset adds the launching.
+
+See "The one way that data flows" in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llm_assets.errors import GateFailedError, GuardError
+from llm_assets.gates.thresholds import GateResult, evaluate
+from llm_assets.graph import ancestors
+from llm_assets.jobs import StageJob
+from llm_assets.planning import Plan, StagePlan, recipe_part
+from llm_assets.recipe import Recipe
+from llm_assets.store.digest import ArtifactHash
+from llm_assets.store.protocol import Record, Store
+
+
+def gates_of(recipe: Recipe, stage: str) -> dict[str, dict[str, Any]]:
+    """The thresholds of a stage by metric, as plain JSON."""
+    return {
+        metric: gate.model_dump(mode="json") for metric, gate in recipe.gates.get(stage, {}).items()
+    }
+
+
+def gate_results(recipe: Recipe, stage: str, record: Record) -> list[GateResult]:
+    """The verdict of every gate of a stage on the metrics of a record."""
+    return evaluate(record.metrics, gates_of(recipe, stage))
+
+
+def overrides_of(store: Store, artifact: ArtifactHash) -> dict[str, dict[str, Any]]:
+    """Gate name to the override that somebody recorded for this artifact."""
+    return {str(body["gate"]): body for _, body in store.entries("overrides", f"{artifact}/")}
+
+
+def failed_gates(recipe: Recipe, plan: StagePlan, store: Store) -> list[GateResult]:
+    """Gates of a stage that its artifact fails and that nobody overrode."""
+    if plan.record is None or plan.artifact is None or plan.name not in recipe.gates:
+        return []
+    failed = [r for r in gate_results(recipe, plan.name, plan.record) if not r.passed]
+    if not failed:
+        return []
+    overridden = overrides_of(store, plan.artifact)
+    return [result for result in failed if result.name not in overridden]
+
+
+def check_upstream(plan: Plan, name: str, store: Store) -> None:
+    """GuardError unless all that stands above a stage is there and let through by its gates.
+
+    Dagster stops a run at a failed check; a later run of what stands below it would start all the
+    same. `release` reports failed gates instead of refusing: HOLD with each reason is its answer.
+    """
+    missing = [above.name for above in plan.upstream(name) if above.artifact is None]
+    if missing:
+        raise GuardError(
+            f"{plan.recipe.pipeline}/{name}: {', '.join(missing)} has no valid record under this "
+            f"recipe\n  rule: a stage takes what the recipe as it stands now gives\n"
+            f"  next: select it too: --select '+{plan.recipe.pipeline}/{name}', or `llm-assets run`"
+        )
+    if name == "release":
+        return
+    for above in plan.upstream(name):
+        for result in failed_gates(plan.recipe, above, store):
+            raise GateFailedError(
+                f"{plan.recipe.pipeline}/{name}: gate {result.name} of {above.name} failed on "
+                f"{above.artifact}: {result.why}\n"
+                f"  rule: an artifact whose gate failed is no input\n"
+                f"  next: mend {above.name} and run it again, or override the gate for this artifact"
+            )
+
+
+def release_lineage(plan: Plan, store: Store) -> dict[str, Any]:
+    """What the release stage writes into the manifest."""
+    recipe = plan.recipe
+    stages: dict[str, Any] = {}
+    overrides: list[dict[str, Any]] = []
+    for name in ancestors(plan.nodes, "release"):
+        above = plan.stages[name]
+        if above.artifact is None:
+            continue
+        stages[name] = _manifest_entry(above)
+        overrides.extend(overrides_of(store, above.artifact).values())
+    return {
+        "recipe": recipe.model_dump(mode="json", by_alias=True),
+        "gates": {stage: gates_of(recipe, stage) for stage in recipe.gates},
+        "stages": stages,
+        "overrides": overrides,
+    }
+
+
+def _manifest_entry(plan: StagePlan) -> dict[str, Any]:
+    entry: dict[str, Any] = {"artifact": plan.artifact, "status": plan.status}
+    record = plan.record
+    if record is not None and plan.status == "hit":
+        entry.update(
+            identity=record.identity,
+            source_hash=record.source_hash,
+            metrics={name: dict(metric) for name, metric in record.metrics.items()},
+            inputs=dict(record.inputs),
+            libraries=dict(record.libraries),
+            cost_usd=record.cost_usd,
+            wall_s=record.wall_s,
+            run_id=record.run_id,
+        )
+    return entry
+
+
+def build_job(plan: Plan, name: str, store: Store, *, run_id: str) -> StageJob:
+    """What the worker of a stage is told. The plan must know the stage's identity."""
+    recipe = plan.recipe
+    node = plan.nodes[name]
+    mine = plan.stages[name]
+    if mine.identity is None:
+        raise GuardError(f"{recipe.pipeline}/{name}: its inputs are not known yet")
+    if node.stage.data:
+        config: Mapping[str, Any] = recipe.data_block(node.stage.data)
+    else:
+        config = getattr(recipe.stages, name).model_dump(mode="json", by_alias=True)
+    lineage: dict[str, Any] = {"recipe_folder": str(recipe.folder)}
+    if name == "release":
+        lineage.update(release_lineage(plan, store))
+    inputs = {}
+    for entry, giver in node.sources.items():
+        above = plan.stages[giver]
+        inputs[entry] = {"artifact": str(above.artifact), "type": str(above.type)}
+    return StageJob(
+        stage=name,
+        pipeline=recipe.pipeline,
+        identity=mine.identity,
+        source_hash=plan.sources[name].hash,
+        recipe_part=recipe_part(recipe, node),
+        config=config,
+        seed=recipe.seed,
+        inputs=inputs,
+        identity_inputs=mine.inputs,
+        store_url=store.url,
+        imported=node.imported,
+        run_id=run_id,
+        campaign=recipe.campaign,
+        device=recipe.rates.device,
+        devices=recipe.rates.devices,
+        usd_per_hour=recipe.rates.usd_per_hour,
+        stage_limit_usd=recipe.budget.stage_limits_usd.get(name),
+        lineage=lineage,
+    )

@@ -1,0 +1,21 @@
+"""The executor of all jobs: steps on threads of the run's process, workers in their own processes."""
+
+from typing import Any
+
+from dagster import Field, InitExecutorContext, Int, executor
+from dagster._core.execution.retries import RetryMode
+
+from llm_assets.compat import ThreadExecutor
+
+
+@executor(
+    name="threads",
+    config_schema={
+        "max_concurrent": Field(
+            Int, default_value=2, description="Steps that run at the same time."
+        )
+    },
+)
+def thread_executor(context: InitExecutorContext) -> Any:
+    """Steps wait for worker processes; threads are enough for that, and start at once."""
+    return ThreadExecutor(RetryMode.ENABLED, context.executor_config["max_concurrent"])

@@ -1,0 +1,91 @@
+"""A record as Dagster metadata: what people look at in the UI."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dagster import AssetCheckResult, AssetCheckSeverity, AssetKey, MetadataValue, TableRecord
+
+from llm_assets.curves import curve_markdown
+from llm_assets.gates.thresholds import GateResult
+from llm_assets.store.protocol import Record
+
+_MAX_ROWS = 50
+_MAX_CELL = 2000
+
+
+def record_metadata(record: Record, *, hit: bool, size_bytes: int) -> dict[str, Any]:
+    """Hashes, headline metrics, curves, tables, samples, cost and time of a record."""
+    metadata: dict[str, Any] = {
+        "outcome": "hit" if hit else "run",
+        "artifact": MetadataValue.text(record.output),
+        "identity": MetadataValue.text(record.identity),
+        "source_hash": MetadataValue.text(record.source_hash),
+        "inputs": MetadataValue.json(dict(record.inputs)),
+        "size_bytes": MetadataValue.int(size_bytes),
+        "wall_s": MetadataValue.float(record.wall_s),
+        "cost_usd": MetadataValue.float(record.cost_usd),
+        "trained_at": MetadataValue.text(record.created_at),
+        "trained_in_run": MetadataValue.text(record.run_id),
+    }
+    if record.tokens:
+        metadata["tokens"] = MetadataValue.int(record.tokens)
+        if record.wall_s > 0:
+            metadata["tokens_per_s"] = MetadataValue.float(record.tokens / record.wall_s)
+    for name, metric in record.metrics.items():
+        metadata[f"metric/{name}"] = MetadataValue.float(float(metric["value"]))
+    for name, points in record.series.items():
+        if len(points) > 1:
+            metadata[f"curve/{name}"] = MetadataValue.md(curve_markdown(points, name))
+    for name, rows in record.tables.items():
+        if rows:
+            metadata[f"table/{name}"] = _table(rows)
+    if record.samples:
+        metadata["samples"] = _table(record.samples)
+    metadata["libraries"] = MetadataValue.json(dict(record.libraries))
+    metadata["environment"] = MetadataValue.json(dict(record.environment))
+    return metadata
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> MetadataValue[Any]:
+    kept = list(rows)[:_MAX_ROWS]
+    columns = list(dict.fromkeys(name for row in kept for name in row))
+    return MetadataValue.table(
+        [TableRecord({name: _cell(row.get(name)) for name in columns}) for row in kept]
+    )
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    return text if len(text) <= _MAX_CELL else text[:_MAX_CELL] + "…"
+
+
+def check_result(
+    key: AssetKey, result: GateResult, override: Mapping[str, Any] | None
+) -> AssetCheckResult:
+    """A gate's verdict as an asset check. An overridden gate passes with a warning."""
+    metadata: dict[str, Any] = {
+        "verdict": result.verdict,
+        "why": result.why,
+        "threshold": MetadataValue.json(dict(result.threshold)),
+    }
+    if result.value is not None:
+        metadata["value"] = MetadataValue.float(result.value)
+    if result.n is not None:
+        metadata["items"] = MetadataValue.int(result.n)
+    if result.interval is not None:
+        metadata["interval_low"] = MetadataValue.float(result.interval.low)
+        metadata["interval_high"] = MetadataValue.float(result.interval.high)
+    if override is not None:
+        metadata["override"] = MetadataValue.json(dict(override))
+    return AssetCheckResult(
+        passed=result.passed,
+        asset_key=key,
+        check_name=result.name,
+        severity=AssetCheckSeverity.WARN if override else AssetCheckSeverity.ERROR,
+        description=result.why,
+        metadata=metadata,
+    )

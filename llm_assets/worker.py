@@ -1,0 +1,290 @@
+"""The process that runs one stage: `python -m llm_assets.worker`.
+
+Under Dagster it is launched with Pipes; by hand it takes `--job FILE`. It takes the lease on the
+identity, fetches and verifies the inputs, runs the stage, validates and puts the artifact, and adds
+the record. The record is the commit: a process that ends without one has failed, whatever its exit
+code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_assets.artifacts import check_artifact
+from llm_assets.errors import ConflictError, LlmAssetsError
+from llm_assets.graph import STAGES, Stage
+from llm_assets.identity import Source, source_of
+from llm_assets.jobs import StageJob
+from llm_assets.places import work_folder
+from llm_assets.reporting import Reporter
+from llm_assets.stages.context import StageContext, StageInput, StageResult
+from llm_assets.store import open_store
+from llm_assets.store.digest import ArtifactHash, Identity
+from llm_assets.store.protocol import Lease, Record, Store
+from llm_assets.worker_codes import BUSY, INTERRUPTED
+
+LEASE_TTL_S = 60.0
+
+
+class _Terminated(BaseException):
+    """SIGTERM: unwind, so that leases are released and work folders removed."""
+
+
+def _on_sigterm(_number: int, _frame: object) -> None:
+    raise _Terminated
+
+
+def _source_of(job: StageJob, stage: Stage) -> Source:
+    module = "llm_assets.stages.importing" if job.imported else stage.module
+    source = source_of(module, stage.libraries)
+    if source.hash != job.source_hash:
+        raise LlmAssetsError(
+            f"{job.pipeline}/{job.stage}: the code on disk is not the code that was planned\n"
+            f"  rule: the source hash is computed in the process that executes\n"
+            f"  next: reload the definitions and start the run again"
+        )
+    return source
+
+
+@contextlib.contextmanager
+def _heartbeat(lease: Lease) -> Iterator[None]:
+    """Renew the lease while the stage runs; end the process when somebody took it over."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(LEASE_TTL_S / 4):
+            try:
+                lease.renew()
+            except ConflictError:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            except LlmAssetsError as error:
+                print(f"heartbeat: {error}", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=beat, name="lease-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=5)
+        lease.release()
+
+
+def _config_of(job: StageJob, stage: Stage) -> Any:
+    """The stage's settings, built again from the job's plain JSON."""
+    if stage.data:
+        from llm_assets.data_settings import DataSettings
+
+        return DataSettings.model_validate_json(json.dumps(job.config))
+    from llm_assets.stage_settings import StageBlocks
+
+    document = json.dumps({job.stage: job.config})
+    return getattr(StageBlocks.model_validate_json(document), job.stage)
+
+
+def _entry_point(job: StageJob, stage: Stage) -> Any:
+    if job.imported:
+        return importlib.import_module("llm_assets.stages.importing").run
+    return getattr(importlib.import_module(stage.module), stage.function)
+
+
+def _fetch_inputs(job: StageJob, store: Store) -> dict[str, StageInput]:
+    inputs = {}
+    for name, entry in job.inputs.items():
+        artifact = ArtifactHash.parse(entry["artifact"])
+        tree = store.tree(artifact)
+        inputs[name] = StageInput(
+            path=store.fetch(artifact), type=tree.type, artifact=artifact, metadata=tree.metadata
+        )
+    return inputs
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "host": socket.gethostname(),
+        "cpus": str(os.cpu_count()),
+        "threads": os.environ.get("OMP_NUM_THREADS", ""),
+    }
+
+
+def _record(
+    job: StageJob,
+    source: Source,
+    stage: Stage,
+    result: StageResult,
+    output: ArtifactHash,
+    wall_s: float,
+) -> Record:
+    return Record(
+        identity=Identity.parse(job.identity),
+        stage=job.stage,
+        pipeline=job.pipeline,
+        output=output,
+        type=stage.gives,
+        source_hash=source.hash,
+        recipe=job.recipe_part,
+        seed=job.seed,
+        inputs=job.identity_inputs,
+        metrics={
+            name: {"value": float(metric.value), "n": metric.n}
+            for name, metric in result.metrics.items()
+        },
+        cost_usd=wall_s / 3600 * job.usd_per_hour * job.devices,
+        wall_s=wall_s,
+        created_at=datetime.datetime.now(datetime.UTC).isoformat(),
+        run_id=job.run_id,
+        tokens=result.tokens,
+        flops=result.flops,
+        device=job.device,
+        modules=source.modules,
+        libraries=source.libraries,
+        environment=_environment(),
+        series={name: [list(point) for point in line] for name, line in result.series.items()},
+        samples=tuple(result.samples),
+        tables={name: list(rows) for name, rows in result.tables.items()},
+    )
+
+
+def run_job(job: StageJob, store: Store, reporter: Reporter) -> int:
+    """Run one stage to its record. 0 when the record stands, BUSY when another process is at it."""
+    stage = STAGES[job.stage]
+    source = _source_of(job, stage)
+    identity = Identity.parse(job.identity)
+    owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+    lease = store.acquire(f"stage/{identity}", owner=owner, ttl_s=LEASE_TTL_S)
+    if lease is None:
+        return BUSY
+    with _heartbeat(lease):
+        if any(store.has(record.output) for record in store.records(identity)):
+            return 0
+        with _attempt(job, store, reporter), _work_folder(job) as work:
+            _run_stage(job, store, stage, source, lease, work, reporter)
+    return 0
+
+
+def _run_stage(
+    job: StageJob,
+    store: Store,
+    stage: Stage,
+    source: Source,
+    lease: Lease,
+    work: Path,
+    reporter: Reporter,
+) -> None:
+    started = time.monotonic()
+    reporter.say("fetching inputs")
+    context = StageContext(
+        stage=job.stage,
+        pipeline=job.pipeline,
+        config=_config_of(job, stage),
+        seed=job.seed,
+        inputs=_fetch_inputs(job, store),
+        out=work / "out",
+        scratch=work / "scratch",
+        checkpoints=store.checkpoints(Identity.parse(job.identity)),
+        progress=reporter,
+        lineage=job.lineage,
+    )
+    context.out.mkdir()
+    context.scratch.mkdir()
+    result: StageResult = _entry_point(job, stage)(context)
+    metadata = dict(result.metadata)
+    check_artifact(context.out, stage.gives, metadata)
+    reporter.say("storing the artifact")
+    output = store.put(context.out, type=stage.gives, metadata=metadata)
+    wall_s = time.monotonic() - started
+    lease.check()
+    store.add_record(_record(job, source, stage, result, output, wall_s), lease=lease)
+    # The record stands, so nothing will resume from these saves.
+    shutil.rmtree(context.checkpoints, ignore_errors=True)
+    reporter.say(f"done: {output.short} in {wall_s:.1f} s")
+
+
+@contextlib.contextmanager
+def _attempt(job: StageJob, store: Store, reporter: Reporter) -> Iterator[None]:
+    """The attempt's money stands in the ledger while it runs and whatever its end."""
+    from llm_assets.costs.ledger import open_attempt
+
+    with open_attempt(
+        store,
+        run_id=job.run_id,
+        stage=job.stage,
+        pipeline=job.pipeline,
+        campaign=job.campaign or job.pipeline,
+        identity=job.identity,
+        device=job.device,
+        devices=job.devices,
+        usd_per_hour=job.usd_per_hour,
+    ) as attempt:
+        reporter.spending = attempt.spent_usd
+        yield
+
+
+@contextlib.contextmanager
+def _work_folder(job: StageJob) -> Iterator[Path]:
+    base = work_folder()
+    base.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        dir=base, prefix=f"{job.stage}-", ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)
+
+
+def _main_with(document: Mapping[str, Any], progress: Path | None, log: Any) -> int:
+    job = StageJob.from_json(document)
+    reporter = Reporter(stage=job.stage, path=progress, log=log, usd_per_hour=job.usd_per_hour)
+    try:
+        return run_job(job, open_store(job.store_url), reporter)
+    except _Terminated:
+        reporter.failed("Terminated", f"{job.stage}: stopped by SIGTERM")
+        return INTERRUPTED
+    except LlmAssetsError as error:
+        reporter.failed(type(error).__name__, str(error))
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        reporter.failed(type(error).__name__, f"{job.stage}: {type(error).__name__}: {error}")
+        return 1
+
+
+def main() -> int:
+    """Entry point of the worker process."""
+    parser = argparse.ArgumentParser(prog="python -m llm_assets.worker", description=__doc__)
+    parser.add_argument("--job", type=Path, help="a job file; without it, Dagster Pipes")
+    parser.add_argument("--progress", type=Path, help="append progress as JSON lines to this file")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if arguments.job is not None:
+        document = json.loads(arguments.job.read_text())
+        return _main_with(document, arguments.progress, print)
+    from dagster_pipes import open_dagster_pipes
+
+    with open_dagster_pipes() as pipes:
+        return _main_with(pipes.extras["job"], arguments.progress, pipes.log.info)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
