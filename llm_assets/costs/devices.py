@@ -1,7 +1,7 @@
 """The devices that a recipe can name: peak dense bf16 throughput and memory, with their sources.
 
-Peaks are without sparsity and with accumulation in float32, as the vendor states them. Vendors print
-the sparse number first; the dense one is half of it. A recipe overrides the peak with
+Peaks are without sparsity and with accumulation in float32, as the vendor states them. Vendors
+print the sparse number first; the dense one is half of it. A recipe overrides the peak with
 `rates.peak_tflops`, and so may name a device that is not in the table.
 """
 
@@ -21,8 +21,8 @@ from llm_assets.errors import UserError
 class Device:
     """One kind of device.
 
-    `peak_tflops`: 10^12 floating-point operations a second, dense bf16. `memory_gib`: of one device,
-    None when the table can't know it. `is_cpu`: one core of a machine, so that several "devices"
+    `peak_tflops`: 10^12 floating-point operations a second, dense bf16. `memory_gib`: of one, None
+    when the table can't know it. `is_cpu`: one core of a machine, so that several "devices"
     share one memory and one process.
     """
 

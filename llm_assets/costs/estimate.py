@@ -17,8 +17,8 @@ layers, H heads of size Q and S tokens of context, and a third of it forward onl
 2022, appendix B). A causal kernel needs half; the convention counts all. For contexts far below
 6 times the hidden size the term is small. It is left out of a bare question.
 
-Recomputing activations in the backward pass repeats the forward one: 8 N T (Narayanan et al. 2021).
-By convention that is no useful work: it lowers the utilization and is not counted, unless asked for.
+Recomputing activations in the backward pass repeats the forward one, 8 N T (Narayanan et al. 2021).
+By convention that is no useful work: it lowers the utilization, and counts only when asked for.
 
     wall seconds = operations / (peak of a device x utilization x devices)
     hours        = wall seconds x devices / 3600

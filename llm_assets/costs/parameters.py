@@ -268,7 +268,7 @@ def _experts(name: str, hidden: int, inner: int, count: int, active: int) -> lis
 
 
 def _gpt2(config: Mapping[str, Any]) -> Architecture:
-    """GPT-2 and GPT-3: learned positions, biases everywhere, a feed-forward network without gate."""
+    """GPT-2 and GPT-3: learned positions, biases, no gate in the feed-forward network."""
     hidden = int(config["n_embd"])
     layers = int(config["n_layer"])
     heads = int(config["n_head"])

@@ -27,7 +27,7 @@ def parse_count(text: str | int | float, *, where: str) -> int:
         raise UserError(
             where=where,
             found=repr(shown),
-            rule="a number, with k, M, B or T after it for thousands, millions, billions, trillions",
+            rule="a number, with k, M, B or T after it for thousands to trillions",
             remedy="write it as 135M, 7B, 2T or 1.5e9",
         )
     value = float(match[1].replace("_", "").replace(",", "")) * _SUFFIXES[match[2]]
