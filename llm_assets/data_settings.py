@@ -31,7 +31,12 @@ class VillageSettings(Settings):
 class SourceBase(Settings):
     """Common to all sources."""
 
-    weight: float = Field(1.0, gt=0, description="Share in the mix, relative to the others.")
+    weight: float | None = Field(
+        None,
+        gt=0,
+        description="Share in the mix, relative to the others (1 without it). "
+        "Without any weight all rows of all sources are taken.",
+    )
     limit: int | None = Field(None, ge=1, description="At most so many rows, by hash order.")
 
 
@@ -39,6 +44,17 @@ class VillageSource(SourceBase):
     """Rows of the embedded world."""
 
     source: Literal["village"] = Field("village", alias="from")
+
+
+class TaskSettings(Settings):
+    """How the eval task made of a source is called and what it is for."""
+
+    name: str | None = Field(
+        None, pattern="^[a-z][a-z0-9_]*$", description="Default: the form or the file's name."
+    )
+    role: Literal["capability", "known_good", "golden"] | None = Field(
+        None, description="Default: capability. Refusal items say their role themselves."
+    )
 
 
 class FileSource(SourceBase):
@@ -52,11 +68,13 @@ class FileSource(SourceBase):
     form: str = Field(
         "auto",
         description="Form of the rows: auto, messages, sharegpt, alpaca, prompt_completion, "
-        "transcript, pairs, text, truthfulqa, multiple_choice, refusals.",
+        "question_answer, self_instruct, transcript, pairs, text, truthfulqa, multiple_choice, "
+        "refusals.",
     )
     columns: dict[str, str] = Field(
         default_factory=dict, description="Our name of a column to the file's name."
     )
+    task: TaskSettings | None = Field(None, description="Evals only: name and role of the task.")
 
 
 class HubSource(SourceBase):
@@ -69,6 +87,7 @@ class HubSource(SourceBase):
     config: str | None = None
     form: str = "auto"
     columns: dict[str, str] = Field(default_factory=dict)
+    task: TaskSettings | None = Field(None, description="Evals only: name and role of the task.")
 
 
 Source = Annotated[VillageSource | FileSource | HubSource, Field(discriminator="source")]

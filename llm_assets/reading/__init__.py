@@ -1,0 +1,1 @@
+"""Reading user data: forms, files, problems, mixing. No torch, no Dagster."""
