@@ -52,7 +52,7 @@ def source_key(recipe: Recipe, name: str) -> AssetKey:
 
 
 def code_version(recipe: Recipe, node: Node) -> str:
-    """Source hash and hash of the stage's part of the recipe: both make an asset stale in the UI."""
+    """Source hash and recipe part: a change of either makes the asset stale in the UI."""
     part = digest_of({"recipe": recipe_part(recipe, node), "seed": recipe.seed})
     return f"{node_source(node).hash[:16]}.{part[:16]}"
 

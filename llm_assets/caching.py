@@ -1,7 +1,7 @@
 """Small results that depend on file contents or versions only, kept between processes.
 
-The key says everything that the result depends on, so an entry is never stale. A cache that can't be
-read or written is no error: the result is computed again.
+The key says everything that the result depends on, so an entry is never stale. A cache that can't
+be read or written is no error: the result is computed again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Private Dagster imports, each with the public way that is missing.
 
-- `ActiveExecution`, `dagster_event_sequence_for_step`, `ExecuteRunWithPlanIterable`,
-  `PlanExecutionContextManager`, `InstanceConcurrencyContext`: an executor that runs steps on threads
-  of the run's process. Dagster has an in-process executor (one step at a time) and a multiprocess
+- `dagster_event_sequence_for_step`, `ExecuteRunWithPlanIterable`, `InstanceConcurrencyContext`,
+  `PlanExecutionContextManager`: an executor that runs steps on threads of the run's process. Dagster has an in-process executor (one step at a time) and a multiprocess
   one (a fresh interpreter for each step: about 3 s each). Our heavy work runs in workers anyway, so
   threads that wait for them are enough. No public base for that exists.
 - `CachingStaleStatusResolver`: Dagster's own staleness, which only its web server offers.
@@ -23,7 +22,9 @@ from dagster._core.execution.context_creation_job import PlanExecutionContextMan
 from dagster._core.execution.plan.execute_plan import dagster_event_sequence_for_step
 from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
 from dagster._core.execution.retries import RetryMode
-from dagster._utils.interrupts import pop_captured_interrupt
+from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt
+
+__all__ = ["ThreadExecutor", "cancelled", "capture_interrupts", "forget_input_version"]
 
 _CANCELLED: dict[str, threading.Event] = {}
 _DONE = object()

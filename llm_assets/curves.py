@@ -29,7 +29,8 @@ def curve_svg(points: Sequence[Sequence[float]], title: str) -> str:
     line = " ".join(f"{x(s):.1f},{y(v):.1f}" for s, v in zip(steps, values, strict=True))
     ticks = "".join(
         f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(v):.1f}" y2="{y(v):.1f}" '
-        f'stroke="#8884" /><text x="{_LEFT - 6}" y="{y(v) + 4:.1f}" text-anchor="end">{v:.3g}</text>'
+        f'stroke="#8884" /><text x="{_LEFT - 6}" y="{y(v) + 4:.1f}" '
+        f'text-anchor="end">{v:.3g}</text>'
         for v in (low, (low + high) / 2, high)
     )
     marks = "".join(

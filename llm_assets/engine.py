@@ -55,8 +55,8 @@ def check_upstream(plan: Plan, name: str, store: Store) -> None:
     missing = [above.name for above in plan.upstream(name) if above.artifact is None]
     if missing:
         raise GuardError(
-            f"{plan.recipe.pipeline}/{name}: {', '.join(missing)} has no valid record under this "
-            f"recipe\n  rule: a stage takes what the recipe as it stands now gives\n"
+            f"{plan.recipe.pipeline}/{name}: {', '.join(missing)} has no valid record under "
+            f"this recipe\n  rule: a stage takes what the recipe as it stands now gives\n"
             f"  next: select it too: --select '+{plan.recipe.pipeline}/{name}', or `llm-assets run`"
         )
     if name == "release":

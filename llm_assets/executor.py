@@ -1,4 +1,4 @@
-"""The executor of all jobs: steps on threads of the run's process, workers in their own processes."""
+"""The executor of all jobs: steps on threads of the run's process, workers as processes."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """The stages, declared as data, and how a recipe wires them.
 
 `STAGES` is the graph of the design. `wire(recipe)` gives the graph of one recipe: stages that it
-switches off hand their input on, an imported base has nothing above it, and a wrong wiring (a policy
-where a base checkpoint belongs) is an error.
+switches off hand their input on, an imported base has nothing above it, and a wrong wiring (a
+policy where a base checkpoint belongs) is an error.
 """
 
 from __future__ import annotations
@@ -271,8 +271,19 @@ _STAGES = (
 )
 
 STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _STAGES}
-ALIGNMENT = tuple(stage.name for stage in _STAGES if stage.number >= 6)
-EVALUATION = tuple(stage.name for stage in _STAGES if stage.number >= 10)
+
+
+def _job_stages(first: int) -> tuple[str, ...]:
+    """Stages from a number on, and the data sets that they read: a snapshot costs next to
+    nothing, and a stage refuses to start below a stale one."""
+    chosen = [stage for stage in _STAGES if stage.number >= first]
+    data = [stage.name for stage in _STAGES if stage.data]
+    read = {entry.name for stage in chosen for entry in stage.inputs}
+    return (*(name for name in data if name in read), *(stage.name for stage in chosen))
+
+
+ALIGNMENT = _job_stages(6)
+EVALUATION = _job_stages(10)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Source hash and identity: what a stage's result depends on, as one hash.
 
-The source hash covers the stage's module and all that it imports inside the package, from the syntax
-tree: formatting, comments, docstrings and imports for types only do not count. It also covers the
-versions of the libraries that the stage declares. The identity adds the stage's part of the recipe,
-the seed and the hashes of the input artifacts. Never placement: no path, host or device.
+The source hash covers the stage's module and all that it imports inside the package, from the
+syntax tree: formatting, comments, docstrings and imports for types only do not count. It also
+covers the versions of the libraries that the stage declares. The identity adds the stage's part of
+the recipe, the seed and the hashes of the input artifacts. Never placement: no path, host or device.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PACKAGE = "llm_assets"
 _ROOT = Path(__file__).parent
 _FORMAT = "source-1"
 
-# Texts for people; and the shapes of settings, whose values are in the recipe part already. A change
-# there can't change a result.
+# Texts for people; and the shapes of settings, whose values are in the recipe part already.
+# A change there can't change a result.
 _NOT_SOURCE = frozenset(
     {
         "llm_assets",

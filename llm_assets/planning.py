@@ -16,6 +16,7 @@ from llm_assets.errors import NotFoundError
 from llm_assets.graph import STAGES, Node, ancestors, descendants, import_of, stages_off, wire
 from llm_assets.identity import Source, changed_keys, hashed_part, identity_of, source_of
 from llm_assets.recipe import Recipe
+from llm_assets.sources import data_fingerprint, hashed_data, path_fingerprint
 from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.protocol import Record, Store
 
@@ -98,8 +99,6 @@ def recipe_part(recipe: Recipe, node: Node) -> dict[str, Any]:
     """What of the recipe the identity of a stage covers."""
     stage = node.stage
     if stage.data:
-        from llm_assets.reading.fingerprint import hashed_data
-
         return hashed_data(recipe, stage.data)
     settings = getattr(recipe.stages, stage.name)
     part = hashed_part(settings)
@@ -118,13 +117,9 @@ def recipe_part(recipe: Recipe, node: Node) -> dict[str, Any]:
 def outside_inputs(recipe: Recipe, node: Node) -> dict[str, str]:
     """Content hashes of what comes from outside the store: data files, an imported checkpoint."""
     if node.stage.data:
-        from llm_assets.reading.fingerprint import data_fingerprint
-
         return {"source": data_fingerprint(recipe, node.stage.data)}
     found = import_of(recipe, node.stage.name)
     if found is not None and found.path is not None:
-        from llm_assets.reading.fingerprint import path_fingerprint
-
         return {"import": path_fingerprint(recipe, found.path)}
     return {}
 

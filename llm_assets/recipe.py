@@ -154,7 +154,7 @@ def _parse_yaml(path: Path) -> Any:
             remedy="check the path, or start from the recipes that come with the package",
         ) from error
     try:
-        document = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 (a SafeLoader)
+        document = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""

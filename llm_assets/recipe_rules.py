@@ -8,6 +8,7 @@ from typing import Any
 from llm_assets.errors import RecipeError
 from llm_assets.graph import STAGES, import_of, stages_off, wire
 from llm_assets.recipe import Recipe
+from llm_assets.sources import check_reachable, import_path
 from llm_assets.stage_settings import TrainSettings
 from llm_assets.trainer_fields import OWNED, trainer_fields
 
@@ -97,9 +98,7 @@ def _check_imports(recipe: Recipe) -> None:
                 "add `revision:` with the commit hash",
             )
         if found.path is not None:
-            from llm_assets.reading.fingerprint import expand
-
-            path = recipe.folder / expand(found.path)
+            path = import_path(recipe, found.path)
             if not path.exists():
                 raise _error(
                     recipe,
@@ -166,8 +165,6 @@ def _check_gates(recipe: Recipe) -> None:
 
 
 def _check_sources(recipe: Recipe, present: set[str]) -> None:
-    from llm_assets.reading.fingerprint import check_reachable
-
     for name in ("corpus", "instructions", "preferences", "evals"):
         if name not in present:
             continue
@@ -180,4 +177,4 @@ def _check_sources(recipe: Recipe, present: set[str]) -> None:
                 f"{name} needs at least one source",
                 "add `- from: village`, or `- from: files` with `files: GLOB`",
             )
-        check_reachable(settings, recipe, name)
+        check_reachable(recipe, name)

@@ -1,8 +1,9 @@
 """The blocks of a recipe, one a stage. A stage's `run` gets its block as `context.config`.
 
-Own fields are described here; a stage that trains also takes any setting of its TRL or transformers
-arguments class under that class's own name (`extra="allow"`, checked against the installed class by
-trainer_fields.py). Fields marked `runtime()` cannot change a result and are no part of the identity.
+Own fields are described here; a stage that trains also takes any setting of its TRL or
+transformers arguments class under that class's own name (`extra="allow"`, checked against the
+installed class by trainer_fields.py). Fields marked `runtime()` cannot change a result and are no
+part of the identity.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class ImportSettings(Settings):
 
 
 class TrainSettings(StageSettings):
-    """Common to what trains. Any other setting of the stage's trainer class goes by its own name."""
+    """Common to what trains. Other settings of the trainer's class go by their own names."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -198,7 +199,7 @@ class EvalSettings(StageSettings):
     tasks: list[str] = Field(
         default_factory=list, description="lm-eval's own tasks, beside those of the eval data."
     )
-    batch_size: int = runtime(16, ge=1)
+    batch_size: int = runtime(64, ge=1, description="Prompts of one forward pass.")
     kl_prompts: int = Field(64, ge=1, description="Prompts on which the KL is measured.")
     max_new_tokens: int = Field(48, ge=1)
 
@@ -212,7 +213,12 @@ class QuantizeSettings(StageSettings):
     calibration_rows: int = Field(64, ge=1)
     calibration_length: int = Field(128, ge=16, description="Tokens.")
     damping: float = Field(0.01, gt=0, description="GPTQ's dampening_frac.")
-    ignore: list[str] = Field(default_factory=lambda: ["lm_head"])
+    ignore: list[str] = Field(
+        default_factory=lambda: ["lm_head"], description="Layers that keep their full weights."
+    )
+    eval_rows: int = Field(200, ge=1, description="Held-out conversations of the perplexity.")
+    agreement_prompts: int = Field(48, ge=1, description="Held-out prompts answered by both.")
+    max_new_tokens: int = Field(48, ge=1)
 
 
 class ServerSettings(StageSettings):

@@ -87,7 +87,7 @@ def _class_fields(distribution: str, relative: str, class_name: str) -> list[str
 
 @cache
 def trainer_fields(stage: str) -> frozenset[str]:
-    """Names of all settings that the stage's trainer takes; empty for a stage that trains nothing."""
+    """Names of all settings that the stage's trainer takes; empty when it has none."""
     names: set[str] = set()
     for distribution, relative, class_name in ARGUMENT_CLASSES.get(stage, ()):
         names.update(_class_fields(distribution, relative, class_name))

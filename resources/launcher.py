@@ -1,4 +1,4 @@
-"""Starts worker processes under Dagster Pipes, follows them, and ends them with their whole group."""
+"""Starts worker processes under Dagster Pipes, follows them, and ends their whole group."""
 
 import contextlib
 import json
@@ -68,7 +68,7 @@ class Launcher(Protocol):
 
 
 class LocalLauncher(ConfigurableResource):
-    """Workers as subprocesses of this machine, or under `accelerate launch` for several processes."""
+    """Workers as subprocesses of this machine, or under `accelerate launch`."""
 
     num_processes: int = Field(1, description="More than one: through `accelerate launch`.")
     threads: int = Field(0, description="CPU threads of a worker; 0: all cores, shared fairly.")

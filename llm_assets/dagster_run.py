@@ -1,0 +1,71 @@
+"""Runs stages of one recipe as a Dagster run of this process, with the job's own executor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dagster import (
+    AssetKey,
+    DagsterExecutionInterruptedError,
+    DagsterInstance,
+    JobDefinition,
+    build_reconstructable_job,
+    execute_job,
+)
+
+from llm_assets.compat import capture_interrupts
+from llm_assets.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended: `errors` are the texts of failed stages, for people."""
+
+    run_id: str
+    succeeded: bool
+    interrupted: bool = False
+    failed: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+def pipeline_job(name: str) -> JobDefinition:
+    """The whole-pipeline job of a recipe of this code location."""
+    from llm_assets.definitions import defs
+
+    return defs.resolve_job_def(f"{name}_pipeline")
+
+
+def run_stages(recipe: Recipe, stages: Sequence[str]) -> RunResult:
+    """Materialize `stages` in the instance of $DAGSTER_HOME."""
+    job = build_reconstructable_job(
+        "llm_assets.dagster_run", "pipeline_job", (recipe.pipeline,), {}
+    )
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    with DagsterInstance.get() as instance, capture_interrupts():
+        try:
+            result = execute_job(
+                job,
+                instance=instance,
+                run_config=quiet,
+                asset_selection=[AssetKey([recipe.pipeline, name]) for name in stages],
+                raise_on_error=False,
+            )
+        except DagsterExecutionInterruptedError:
+            newest = instance.get_runs(limit=1)
+            run_id = newest[0].run_id if newest else ""
+            return RunResult(run_id=run_id, succeeded=False, interrupted=True)
+        failed = []
+        errors = []
+        for event in result.get_step_failure_events():
+            failed.append(str(event.step_key).split("__")[-1])
+            data = event.step_failure_data
+            user = data.user_failure_data
+            if user is not None and user.description:
+                errors.append(user.description)
+            elif data.error is not None:
+                cause = data.error
+                while cause.cause is not None:
+                    cause = cause.cause
+                errors.append(f"{event.step_key}: {cause.message.strip()}")
+        return RunResult(
+            run_id=result.run_id, succeeded=result.success, failed=failed, errors=errors
+        )

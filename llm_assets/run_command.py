@@ -1,0 +1,112 @@
+"""`llm-assets run`: materialize exactly what is stale, through Dagster, with live progress.
+
+When nothing is stale it says so without importing Dagster.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from rich.console import Console
+
+from llm_assets.places import ensure_dagster_home, store_url
+from llm_assets.plan_command import refusals
+from llm_assets.planning import Plan, make_plan
+from llm_assets.recipe import load_recipe
+from llm_assets.report_card import all_gates_pass, print_report
+from llm_assets.reporting import progress_line
+from llm_assets.store import open_store
+
+
+@click.command()
+@click.option("-r", "--recipe", "recipe_path", default="tiny", help="A path, or a packaged name.")
+def run(recipe_path: str) -> int:
+    """Materialize what is stale. Exit 0: all is there and every gate passed; 1: failed; 3: refused.
+
+    A run that was interrupted goes on where it was: finished stages are hits, a stage that trains
+    resumes from its newest checkpoint.
+    """
+    recipe = load_recipe(recipe_path)
+    store = open_store(store_url())
+    plan = make_plan(recipe, store)
+    console = Console()
+    if plan.complete:
+        console.print(f"{recipe.pipeline}: nothing is stale, {_count(plan, 'hit')} hits")
+        print_report(console, plan, store)
+        return 0 if all_gates_pass(plan, store) else 1
+    stopped = refusals(plan, store)
+    if stopped:
+        for text in stopped:
+            console.print(f"refused: {text}", markup=False)
+        return 3
+    console.print(
+        f"{recipe.pipeline}: {len(plan.rerun)} to run ({', '.join(plan.rerun)}), "
+        f"{_count(plan, 'hit')} hits"
+    )
+    outcomes = {name: entry.status for name, entry in plan.stages.items()}
+    succeeded = _through_dagster(plan, console, outcomes)
+    after = make_plan(recipe, store)
+    print_report(console, after, store, outcomes)
+    return 0 if succeeded and after.complete and all_gates_pass(after, store) else 1
+
+
+def _count(plan: Plan, status: str) -> int:
+    return sum(entry.status == status for entry in plan.stages.values())
+
+
+class _Screen:
+    """Prints progress as it comes, a line a stage at most each `every_s`, from any thread."""
+
+    def __init__(self, console: Console, outcomes: dict[str, str], every_s: float = 5.0) -> None:
+        self._console = console
+        self._outcomes = outcomes
+        self._every_s = every_s
+        self._last: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            stage = str(event["stage"])
+            if "outcome" in event:
+                self._outcomes[stage] = str(event["outcome"])
+                self._print(f"{stage} · {event['outcome']}")
+                return
+            if "error" in event:
+                self._outcomes[stage] = "failed"
+                return  # printed whole at the end
+            now = time.monotonic()
+            last = event.get("step") is not None and event["step"] >= event["total"]
+            if "text" in event or last or now - self._last.get(stage, 0.0) >= self._every_s:
+                self._last[stage] = now
+                self._print(progress_line(dict(event)))
+
+    def _print(self, line: str) -> None:
+        elapsed = time.monotonic() - self._started
+        self._console.print(
+            f"[{int(elapsed // 60):2d}:{elapsed % 60:04.1f}] {line}", markup=False, highlight=False
+        )
+
+
+def _through_dagster(plan: Plan, console: Console, outcomes: dict[str, str]) -> bool:
+    """Run the rerun set as a Dagster run of this process; True when it succeeded."""
+    os.environ["LLM_ASSETS_RECIPES"] = str(plan.recipe.path)
+    ensure_dagster_home()
+    from llm_assets.dagster_run import run_stages
+    from llm_assets.resources.launcher import listening
+
+    with listening(_Screen(console, outcomes)):
+        result = run_stages(plan.recipe, plan.rerun)
+    for stage in result.failed:
+        outcomes[stage] = "failed"
+    for text in result.errors:
+        console.print(f"\nfailed: {text}", markup=False, style="red")
+    if result.interrupted:
+        console.print("\ninterrupted; the next `llm-assets run` goes on from here")
+    console.print(f"run {result.run_id}", highlight=False)
+    return result.succeeded
