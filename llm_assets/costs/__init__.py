@@ -8,9 +8,11 @@
     expected     what is known of a stage's inputs before they exist
     learning     estimates corrected by earlier records
     memory       what a stage needs on each device
-    ledger       the money spent, one attempt at a time
+    entries      the ledger's documents, and reading them
+    ledger       writing them: the money spent, one attempt at a time
     report       the ledger summed by run, stage, pipeline, campaign or day
-    budget       limits, reservations, and the check before a stage starts
+    budget       limits, and the check before a stage starts
+    reservations money set aside, so that no two runs spend the same
     meter        spending followed while a stage runs
     energy       joules, where the machine counts them
     commands     `llm-assets estimate`, `costs` and `budget`
