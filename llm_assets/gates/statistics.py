@@ -17,7 +17,7 @@ class Interval:
     high: float
 
 
-def wilson(successes: float, n: int, confidence: float = 0.95) -> Interval:
+def wilson(successes: float, n: float, confidence: float = 0.95) -> Interval:
     """Score interval of a rate (Wilson 1927; recommended by Brown, Cai & DasGupta 2001).
 
     `successes` may be a sum of n values in [0, 1]: their variance is at most that of a coin with
@@ -81,6 +81,35 @@ def bootstrap_mean(
     return Interval(_quantile(means, tail), _quantile(means, 1 - tail))
 
 
+def bootstrap_ratio(
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    *,
+    seed: int = 0,
+    resamples: int = 2000,
+    confidence: float = 0.95,
+) -> Interval:
+    """Percentile bootstrap interval of sum(numerators) / sum(denominators); pairs are resampled.
+
+    For a mean over tokens when what was drawn are conversations. Denominators are positive.
+    """
+    if not denominators or len(numerators) != len(denominators) or min(denominators) < 0:
+        raise ValueError("a ratio needs pairs with denominators of at least 0")
+    n = len(denominators)
+    draw = random.Random(seed).random
+    ratios = []
+    for _ in range(resamples):
+        chosen = [int(draw() * n) for _ in range(n)]
+        below = math.fsum(denominators[index] for index in chosen)
+        if below > 0:
+            ratios.append(math.fsum(numerators[index] for index in chosen) / below)
+    if not ratios:
+        raise ValueError("a ratio needs a denominator over 0")
+    ratios.sort()
+    tail = (1 - confidence) / 2
+    return Interval(_quantile(ratios, tail), _quantile(ratios, 1 - tail))
+
+
 def paired_bootstrap(
     first: Sequence[float],
     second: Sequence[float],
@@ -114,6 +143,22 @@ def paired_rate_interval(won: int, lost: int, n: int, confidence: float = 0.95) 
         _tango_bound(won, lost, n, z, low=-1.0, high=point, rising=True),
         _tango_bound(won, lost, n, z, low=point, high=1.0, rising=False),
     )
+
+
+def combined_mean(estimates: Sequence[float], intervals: Sequence[Interval]) -> Interval:
+    """Interval of the mean of independent estimates from an interval of each.
+
+    Method of variance estimates recovery (Zou & Donner 2008): the distances from each estimate to
+    its bounds add in squares. One estimate keeps its own interval.
+    """
+    if not estimates or len(estimates) != len(intervals):
+        raise ValueError("a mean needs one interval for each estimate, and at least one")
+    n = len(estimates)
+    mean = math.fsum(estimates) / n
+    pairs = list(zip(estimates, intervals, strict=True))
+    below = math.sqrt(math.fsum((value - interval.low) ** 2 for value, interval in pairs)) / n
+    above = math.sqrt(math.fsum((interval.high - value) ** 2 for value, interval in pairs)) / n
+    return Interval(mean - below, mean + above)
 
 
 def _tango_bound(

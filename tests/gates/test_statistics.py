@@ -8,6 +8,8 @@ import pytest
 from llm_assets.gates.statistics import (
     Interval,
     bootstrap_mean,
+    bootstrap_ratio,
+    combined_mean,
     mcnemar_exact,
     paired_bootstrap,
     paired_rate_interval,
@@ -156,3 +158,37 @@ def test_paired_rate_interval_covers_the_true_difference():
 def test_paired_rate_interval_refuses_impossible_counts():
     with pytest.raises(ValueError, match="won"):
         paired_rate_interval(3, 3, 5)
+
+
+def test_bootstrap_ratio_weights_by_the_denominator():
+    assert bootstrap_ratio([1.0, 2.0, 4.0], [1, 2, 4]) == Interval(1.0, 1.0)
+    rng = random.Random(6)
+    tokens = [rng.randint(1, 30) for _ in range(300)]
+    nats = [rng.gauss(0.5 * count, count**0.5) for count in tokens]
+    found = bootstrap_ratio(nats, tokens, seed=1)
+    point = sum(nats) / sum(tokens)
+    assert found.low < point < found.high
+    # Each token adds variance 1: the error of the ratio is 1 / sqrt(tokens).
+    assert found.high - found.low == pytest.approx(2 * 1.96 / math.sqrt(sum(tokens)), rel=0.15)
+    with pytest.raises(ValueError, match="denominators"):
+        bootstrap_ratio([1.0], [])
+    with pytest.raises(ValueError, match="denominator over 0"):
+        bootstrap_ratio([1.0], [0])
+
+
+def test_the_mean_of_one_estimate_keeps_its_interval():
+    found = combined_mean([0.8], [Interval(0.49, 0.94)])
+    assert (found.low, found.high) == (pytest.approx(0.49), pytest.approx(0.94))
+
+
+def test_the_mean_of_independent_rates_covers_the_true_mean():
+    rng = random.Random(7)
+    hits = 0
+    for _ in range(1000):
+        counts = [(sum(rng.random() < p for _ in range(n)), n) for p, n in ((0.9, 100), (0.6, 20))]
+        rates = [won / n for won, n in counts]
+        found = combined_mean(rates, [wilson(won, n) for won, n in counts])
+        hits += found.low <= 0.75 <= found.high
+    assert 0.93 <= hits / 1000 <= 0.975
+    with pytest.raises(ValueError, match="at least one"):
+        combined_mean([], [])

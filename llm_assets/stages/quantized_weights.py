@@ -1,0 +1,302 @@
+"""Stage 11: GPTQ weights (Frantar et al. 2022), with the loss against the full weights.
+
+llm-compressor quantizes every linear layer but the ignored ones, in groups, on calibration
+conversations of the training split. What is measured is the artifact, loaded again from disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llm_assets.errors import DataError, ModelError
+from llm_assets.gates.statistics import bootstrap_ratio
+from llm_assets.stage_settings import QuantizeSettings
+from llm_assets.stages.context import Metric, StageContext, StageResult
+from llm_assets.stages.encoding import Conversation, read_rows, render
+from llm_assets.stages.generation import (
+    completion_logps,
+    context_length,
+    generate,
+    to_device,
+)
+from llm_assets.stages.models import load_model, load_tokenizer, num_parameters
+
+# Copied as they are: saving a tokenizer again changes its files.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def run(context: StageContext) -> StageResult:
+    """Quantize `refined_policy` on rows of `instructions`; see QuantizeSettings."""
+    settings: QuantizeSettings = context.config
+    source = context.inputs["refined_policy"].path
+    data = context.inputs["instructions"].path
+    tokenizer = load_tokenizer(source)
+    model = load_model(source, dtype=_dtype(source))
+    size = num_parameters(model)
+    check_group_size(model, settings, where=str(source / "config.json"))
+    held_out = _conversations(data / "held_out.jsonl")[: settings.eval_rows]
+    calibration = _calibration(_conversations(data / "train.jsonl"), settings, context.seed)
+    probe = _Probe(settings, tokenizer, held_out, context_length(model))
+
+    context.progress.say("measuring the full weights")
+    full = probe(to_device(model))
+    context.progress.step(1, 3)
+    quantize(model, tokenizer, calibration, settings, context)
+    del model
+    context.progress.step(2, 3)
+    context.progress.say("measuring the quantized weights")
+    quantized = probe(to_device(load_quantized(context.out)))
+    context.progress.step(3, 3)
+
+    return StageResult(
+        metrics={
+            **_losses(full.nats, quantized.nats, probe.num_tokens, context.seed),
+            "greedy_agreement": _agreement(full.answers, quantized.answers),
+            **_sizes(source, context.out),
+        },
+        metadata={
+            "bits": bits_of(settings),
+            "group_size": settings.group_size,
+            "format": "compressed-tensors",
+            "num_parameters": size,
+        },
+        samples=[
+            {"prompt": question, "full": a, "quantized": b}
+            for question, a, b in zip(probe.questions, full.answers, quantized.answers, strict=True)
+        ][:8],
+    )
+
+
+def bits_of(settings: QuantizeSettings) -> int:
+    """Bits of a weight; a scheme such as W4A16 stands over `bits`."""
+    return int(settings.scheme[1]) if settings.scheme else int(settings.bits)
+
+
+def check_group_size(model: Any, settings: QuantizeSettings, *, where: str) -> None:
+    """ModelError when a layer's width is no multiple of the group size."""
+    widths = {
+        int(module.in_features)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name not in settings.ignore
+    }
+    odd = sorted(width for width in widths if width % settings.group_size)
+    if odd:
+        fits = math.gcd(*widths)
+        choices = [size for size in (128, 64, 32, 16, 8) if fits % size == 0]
+        remedy = f"set stages.quantized_weights.group_size to {' or '.join(map(str, choices))}"
+        raise ModelError(
+            where=where,
+            found=f"linear layers {', '.join(map(str, odd))} wide",
+            rule=f"every quantized layer's width is a multiple of group_size {settings.group_size}",
+            remedy=remedy if choices else "choose widths of the model that are multiples of 8",
+        )
+
+
+def quantize(
+    model: Any,
+    tokenizer: Any,
+    conversations: Sequence[Conversation],
+    settings: QuantizeSettings,
+    context: StageContext,
+) -> None:
+    """Quantize `model` in place and write it, compressed, with its tokenizer, into context.out."""
+    # Read when the package is imported: one line for each layer is no report.
+    os.environ.setdefault("LLM_COMPRESSOR_LOG_LEVEL", "ERROR")
+    context.progress.say("loading llm-compressor")
+    import datasets
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.gptq import GPTQModifier
+
+    rows = [
+        {"input_ids": ids[: settings.calibration_length]}
+        for ids in render(tokenizer, conversations)
+    ]
+    weights = {
+        "num_bits": bits_of(settings),
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": settings.group_size,
+    }
+    modifier = GPTQModifier(
+        config_groups={"group_0": {"targets": ["Linear"], "weights": weights}},
+        ignore=list(settings.ignore),
+        dampening_frac=settings.damping,
+    )
+    context.progress.say(f"GPTQ, {bits_of(settings)} bits, on {len(rows)} conversations")
+    torch.manual_seed(context.seed)
+    oneshot(
+        model=model,
+        dataset=datasets.Dataset.from_list(rows),
+        recipe=modifier,
+        max_seq_length=settings.calibration_length,
+        num_calibration_samples=len(rows),
+        shuffle_calibration_samples=False,
+        clear_sparse_session=True,
+    )
+    model.save_pretrained(context.out, save_compressed=True)
+    # llm-compressor's own recipe: Python tags in YAML; the recipe of the pipeline says the same.
+    (context.out / "recipe.yaml").unlink(missing_ok=True)
+    source = context.inputs["refined_policy"].path
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, context.out / name)
+
+
+def load_quantized(folder: Path) -> Any:
+    """The causal LM of a folder of compressed-tensors weights (full weights do as well)."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="auto", local_files_only=True, use_safetensors=True
+    )
+    return model.eval()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Findings:
+    """`nats`: loss of each held-out answer, summed over its tokens. `answers`: greedy ones."""
+
+    nats: list[float]
+    answers: list[str]
+
+
+class _Probe:
+    """The same measurement of several models: losses on held-out answers, greedy answers."""
+
+    def __init__(
+        self,
+        settings: QuantizeSettings,
+        tokenizer: Any,
+        conversations: Sequence[Conversation],
+        limit: int | None,
+    ) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._pairs = _split(tokenizer, conversations, limit)
+        self._prompts = [turns[:-1] for turns in conversations[: settings.agreement_prompts]]
+        self.num_tokens = [len(answer) for _, answer in self._pairs]
+        self.questions = [turns[-1]["content"] for turns in self._prompts]
+
+    def __call__(self, model: Any) -> _Findings:
+        pad = self._tokenizer.pad_token_id
+        logps = completion_logps(model, self._pairs, pad_token_id=pad)
+        answers = generate(
+            model, self._tokenizer, self._prompts, max_new_tokens=self._settings.max_new_tokens
+        )
+        return _Findings(nats=[-logp for logp in logps], answers=[a.text for a in answers])
+
+
+def _split(
+    tokenizer: Any, conversations: Sequence[Conversation], limit: int | None
+) -> list[tuple[list[int], list[int]]]:
+    """(prompt, last answer) in tokens; what is over the context is cut at the end."""
+    prompts = render(tokenizer, [turns[:-1] for turns in conversations], generation_prompt=True)
+    wholes = [ids[:limit] for ids in render(tokenizer, conversations)]
+    pairs = [
+        (ids[: len(prompt)], ids[len(prompt) :])
+        for prompt, ids in zip(prompts, wholes, strict=True)
+        if ids[: len(prompt)] == prompt and len(ids) > len(prompt)
+    ]
+    if not pairs:
+        raise DataError(
+            where="held_out.jsonl of instructions",
+            found="no answer within the model's context",
+            rule="the perplexity is measured on answers to held-out prompts",
+            remedy="give the instructions shorter rows, or a template whose prompt is a prefix",
+        )
+    return pairs
+
+
+def _conversations(path: Path) -> list[Conversation]:
+    """Conversations up to their last answer; DataError when none has one."""
+    found = []
+    for row in read_rows(path):
+        turns = list(row["messages"])
+        while turns and turns[-1]["role"] != "assistant":
+            turns.pop()
+        if len(turns) > 1:
+            found.append(turns)
+    if not found:
+        raise DataError(
+            where=str(path),
+            found="no conversation with an answer",
+            rule="quantization is calibrated and measured on conversations",
+            remedy="give `instructions` more rows, and a held_out share over 0",
+        )
+    return found
+
+
+def _calibration(
+    conversations: Sequence[Conversation], settings: QuantizeSettings, seed: int
+) -> list[Conversation]:
+    count = min(settings.calibration_rows, len(conversations))
+    chosen = random.Random(seed).sample(range(len(conversations)), count)
+    return [conversations[index] for index in sorted(chosen)]
+
+
+def _losses(
+    full: Sequence[float], quantized: Sequence[float], num_tokens: Sequence[int], seed: int
+) -> dict[str, Metric]:
+    """Perplexities per token, and their relative increase with its bootstrap interval."""
+    total = sum(num_tokens)
+    before, after = sum(full) / total, sum(quantized) / total
+    if not math.isfinite(after):
+        after = math.inf
+    values = {
+        "perplexity_full": _exp(before),
+        "perplexity_quantized": _exp(after),
+        "perplexity_increase": _exp(after - before) - 1,
+    }
+    if math.isfinite(after):
+        # The same answers under both weights: pairs are resampled, not answers of each.
+        added = [b - a for a, b in zip(full, quantized, strict=True)]
+        interval = bootstrap_ratio(added, num_tokens, seed=seed)
+        values["perplexity_increase_low"] = _exp(interval.low) - 1
+        values["perplexity_increase_high"] = _exp(interval.high) - 1
+    return {name: Metric(value=value, n=len(full)) for name, value in values.items()}
+
+
+def _agreement(full: Sequence[str], quantized: Sequence[str]) -> Metric:
+    same = [a == b for a, b in zip(full, quantized, strict=True)]
+    return Metric(value=sum(same) / len(same), n=len(same))
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _sizes(source: Path, out: Path) -> dict[str, Metric]:
+    full, quantized = _weights_size(source), _weights_size(out)
+    return {
+        "size_bytes": Metric(value=float(quantized)),
+        "size_bytes_full": Metric(value=float(full)),
+        "size_ratio": Metric(value=quantized / full),
+    }
+
+
+def _weights_size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def _dtype(source: Path) -> str:
+    """The type in which the weights are stored; what GPTQ leaves alone keeps it."""
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    name = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    return name if name in ("float32", "bfloat16") else "float32"
