@@ -1,12 +1,13 @@
 """Private Dagster imports, each with the public way that is missing.
 
 - `dagster_event_sequence_for_step`, `ExecuteRunWithPlanIterable`, `InstanceConcurrencyContext`,
-  `PlanExecutionContextManager`: an executor that runs steps on threads of the run's process. Dagster has an in-process executor (one step at a time) and a multiprocess
-  one (a fresh interpreter for each step: about 3 s each). Our heavy work runs in workers anyway, so
-  threads that wait for them are enough. No public base for that exists.
-- `CachingStaleStatusResolver`: Dagster's own staleness, which only its web server offers.
-- `recon_job_from_origin` and friends: to run a job of a module with its own executor, as
-  `dagster asset materialize` does; `execute_in_process` always uses the in-process executor.
+  `PlanExecutionContextManager`: an executor that runs steps on threads of the run's process.
+  Dagster has an in-process executor (one step at a time) and a multiprocess one (a fresh
+  interpreter for each step: about 3 s each). Our heavy work runs in workers anyway, so threads that
+  wait for them are enough. No public base for that exists.
+- `capture_interrupts`, `pop_captured_interrupt`: how Dagster's own commands and executors turn a
+  signal into the end of a run.
+- `wipe_input_asset_version_info`: see `forget_input_version`.
 """
 
 import queue

@@ -56,7 +56,7 @@ def check_upstream(plan: Plan, name: str, store: Store) -> None:
     if missing:
         raise GuardError(
             f"{plan.recipe.pipeline}/{name}: {', '.join(missing)} has no valid record under "
-            f"this recipe\n  rule: a stage takes what the recipe as it stands now gives\n"
+            "this recipe\n  rule: a stage takes what the recipe as it stands now gives\n"
             f"  next: select it too: --select '+{plan.recipe.pipeline}/{name}', or `llm-assets run`"
         )
     if name == "release":
@@ -67,7 +67,7 @@ def check_upstream(plan: Plan, name: str, store: Store) -> None:
                 f"{plan.recipe.pipeline}/{name}: gate {result.name} of {above.name} failed on "
                 f"{above.artifact}: {result.why}\n"
                 f"  rule: an artifact whose gate failed is no input\n"
-                f"  next: mend {above.name} and run it again, or override the gate for this artifact"
+                f"  next: mend {above.name} and run it again, or override the gate for that hash"
             )
 
 

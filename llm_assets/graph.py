@@ -248,7 +248,7 @@ _STAGES = (
         gives="server_spec",
         inputs=(
             Input(name="quantized_weights", accepts=("quantized_weights", *_LANGUAGE_MODELS)),
-            Input(name="evals", accepts=("evals",)),
+            Input(name="instructions", accepts=("instructions",)),
         ),
         module="llm_assets.stages.inference_server",
         libraries=(*_TORCH, "compressed-tensors"),
@@ -348,7 +348,7 @@ def _giver(name: str, off: Mapping[str, str], taker: str, recipe: Recipe) -> str
     while current in off:
         onward = STAGES[current].passes_on
         if onward is None:
-            if (current, taker) in _OPTIONAL:
+            if _can_do_without(current, taker, recipe):
                 return None
             raise RecipeError(
                 where=f"{recipe.path}: stages.{current}",
@@ -360,8 +360,11 @@ def _giver(name: str, off: Mapping[str, str], taker: str, recipe: Recipe) -> str
     return current
 
 
-# A refinement by critique and revision uses the reward model only when there is one.
-_OPTIONAL = {("reward_model", "refined_policy"), ("inference_server", "release")}
+def _can_do_without(name: str, taker: str, recipe: Recipe) -> bool:
+    if (name, taker) == ("reward_model", "refined_policy"):
+        # Critique and revision uses a reward model only when there is one.
+        return recipe.stages.refined_policy.method == "constitutional"
+    return (name, taker) == ("inference_server", "release")
 
 
 def _check_type(stage: Stage, entry: Input, giver: Stage, recipe: Recipe) -> None:

@@ -3,7 +3,7 @@
 The source hash covers the stage's module and all that it imports inside the package, from the
 syntax tree: formatting, comments, docstrings and imports for types only do not count. It also
 covers the versions of the libraries that the stage declares. The identity adds the stage's part of
-the recipe, the seed and the hashes of the input artifacts. Never placement: no path, host or device.
+the recipe, the seed and the hashes of the input artifacts. Never placement: no path, host, device.
 """
 
 from __future__ import annotations
@@ -144,7 +144,11 @@ def _module(
 
 def source_modules(module: str, root: Path = _ROOT) -> dict[str, str]:
     """Module name to the hash of its stripped syntax tree, for `module` and all that it imports
-    inside the package."""
+    inside the package.
+
+    A package's own `__init__` counts when something is imported from it by name, not for having
+    modules in it. ValueError when there is no such module.
+    """
     found: dict[str, str] = {}
     waiting = [module]
     seen: set[str] = set()
@@ -161,8 +165,8 @@ def source_modules(module: str, root: Path = _ROOT) -> dict[str, str]:
         digest, imports = _module(name, path, is_package, status.st_mtime_ns, status.st_size)
         found[name] = digest
         waiting.extend(imports)
-        # Importing a.b.c runs a/__init__ and a.b/__init__ too.
-        waiting.extend(".".join(name.split(".")[:depth]) for depth in range(1, name.count(".") + 1))
+    if module not in found:
+        raise ValueError(f"{module} is no module of {PACKAGE}")
     return dict(sorted(found.items()))
 
 
