@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_assets.reading.conversations import text_of
-from llm_assets.reading.problems import BadRow, shorten
+from llm_assets.reading.problems import REPAIRED, BadRow, shorten
 
 Row = dict[str, Any]
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -41,8 +41,7 @@ def truthfulqa(row: Mapping[str, Any]) -> list[Row]:
     targets = row.get("mc1_targets")
     if not isinstance(targets, Mapping):
         raise BadRow("wrong_type", f"mc1_targets is {shorten(targets, 40)}")
-    labels = targets.get("labels")
-    choices = _choices(targets.get("choices"))
+    labels, choices = targets.get("labels"), _list(targets.get("choices"))
     if not isinstance(labels, list) or len(labels) != len(choices) or labels.count(1) != 1:
         raise BadRow("not_a_question", f"labels are {shorten(labels, 40)}, one 1 belongs there")
     return [_choice_item(row, choices, labels.index(1))]
@@ -55,14 +54,14 @@ def multiple_choice(row: Mapping[str, Any]) -> list[Row]:
     if isinstance(given, Mapping):
         names = list(given.get("label") or [])
         given = given.get("text")
-    choices = _choices(given)
+    choices = _list(given)
     key = next((name for name in ("answer", "answerKey", "label", "target") if name in row), None)
     if key is None:
         raise BadRow("missing_field", f"no `answer`; the row has {shorten(sorted(row), 60)}")
     return [_choice_item(row, choices, _right(row[key], choices, names))]
 
 
-def _right(answer: Any, choices: list[str], names: list[Any]) -> int:
+def _right(answer: Any, choices: list[Any], names: list[Any]) -> int:
     if answer in names:
         index = names.index(answer)
     elif isinstance(answer, int) and not isinstance(answer, bool):
@@ -80,20 +79,38 @@ def _right(answer: Any, choices: list[str], names: list[Any]) -> int:
     return index
 
 
-def _choices(value: Any) -> list[str]:
+def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise BadRow("wrong_type", f"choices is {shorten(value, 40)}, where a list belongs")
-    if len(value) < 2:
-        raise BadRow("not_a_question", f"{len(value)} choices")
-    choices = [text_of(choice, f"choice {number}") for number, choice in enumerate(value, 1)]
-    if len(set(choices)) != len(choices):
-        raise BadRow("not_a_question", "the same choice twice")
-    return choices
+    return value
 
 
-def _choice_item(row: Mapping[str, Any], choices: list[str], right: int) -> Row:
+def _choice_item(row: Mapping[str, Any], choices: list[Any], right: int) -> Row:
+    """The item. Wrong choices that are blank or stand twice are left out; that is counted."""
     question = text_of(row.get("question"), "question")
-    return {"task": "choice", "question": question, "choices": choices, "answer": right}
+    answer = text_of(choices[right], "the right choice")
+    kept: list[str] = []
+    for number, choice in enumerate(choices):
+        blank = choice is None or (isinstance(choice, str) and not choice.strip())
+        if number == right:
+            kept.append(answer)
+        elif not blank:
+            text = text_of(choice, f"choice {number + 1}")
+            if text == answer:
+                raise BadRow("not_a_question", f"choice {number + 1} is the right one again")
+            if text not in kept:
+                kept.append(text)
+    if len(kept) < 2:
+        raise BadRow("not_a_question", f"{len(kept)} choice{'s' * (len(kept) != 1)}")
+    item: Row = {
+        "task": "choice",
+        "question": question,
+        "choices": kept,
+        "answer": kept.index(answer),
+    }
+    if len(kept) < len(choices):
+        item[REPAIRED] = "blank or repeated wrong choices left out"
+    return item
 
 
 def refusals(row: Mapping[str, Any]) -> list[Row]:

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from llm_assets.errors import DataError
 from llm_assets.reading.problems import FileRef, FileReport, shorten
@@ -128,7 +128,7 @@ def open_bytes(path: Path, report: FileReport | None = None) -> IO[bytes]:
         stream.close()
         if report is not None:
             report.note("gzip")
-        return gzip.open(path, "rb")
+        return cast(IO[bytes], gzip.open(path, "rb"))
     if path.suffix.lower() == ".gz":
         stream.close()
         raise DataError(
@@ -326,9 +326,7 @@ def _read_array(file: FileRef, text: str, start: int) -> Iterator[Record]:
         found = text[position : position + 20]
         raise DataError(
             where=f"{file.path}:{line}",
-            found=f"{shorten(found)} after row {number}"
-            if found
-            else f"the end after row {number}",
+            found=f"{shorten(found or 'the end of the file')} after row {number}",
             rule="a JSON array has a comma between rows and ] at its end",
             remedy="mend the file; it may have been cut",
         )

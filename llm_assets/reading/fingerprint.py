@@ -200,7 +200,7 @@ def source_hash_of(
             parts.append({"from": "hub", **source.model_dump(mode="json", include=keys)})
         else:
             files = resolve_files(source, recipe_folder)
-            hashes = sorted([file.label, cache.sha256(file.path)] for file in files)
+            hashes = [[file.label, cache.sha256(file.path)] for file in files]
             parts.append({"from": "files", "files": hashes})
     cache.save()
     document = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

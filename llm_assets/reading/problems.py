@@ -15,6 +15,8 @@ from llm_assets.errors import DataError
 
 EXAMPLES_KEPT = 10
 LINES_NAMED = 5
+REPAIRED = "_repaired"
+"""Key under which a conversion says what it mended in a row. It is counted and never written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +168,7 @@ class FileReport:
     num_kept: int = 0
     notes: list[str] = field(default_factory=list)
     error: str = ""
+    repaired: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[Problem]] = field(default_factory=dict)
 
@@ -180,6 +183,10 @@ class FileReport:
         """Something a person should know, once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def all_notes(self) -> list[str]:
+        """The notes, and what was mended in how many rows that are used."""
+        return [*self.notes, *(f"{what} in {n} rows" for what, n in sorted(self.repaired.items()))]
 
     @property
     def num_dropped(self) -> int:

@@ -21,6 +21,7 @@ from llm_assets.reading.files import Record, read_records
 from llm_assets.reading.fingerprint import check_commit, resolve_files
 from llm_assets.reading.forms import ROWS_LOOKED_AT, convert, recognize
 from llm_assets.reading.problems import (
+    REPAIRED,
     BadRow,
     FileRef,
     FileReport,
@@ -142,6 +143,7 @@ def _convert(
         if not reason:
             try:
                 rows = convert(_renamed(record.value, columns), report.form, purpose)
+                mended = [row[REPAIRED] for row in rows if REPAIRED in row]
                 encoded = [_with_source(row, report.file.label) for row in rows]
             except BadRow as error:
                 reason, found = error.reason, error.found
@@ -149,6 +151,7 @@ def _convert(
             report.add(record.line, reason, found)
             continue
         report.num_kept += len(encoded)
+        report.repaired.update(mended)
         yield from encoded
     raise_if_fatal(report)
     if not report.num_kept:
@@ -157,6 +160,7 @@ def _convert(
 
 def _with_source(row: Row, label: str) -> tuple[Row, bytes]:
     row.setdefault("source", label)
+    row.pop(REPAIRED, None)
     return row, encode({key: value for key, value in row.items() if key != "split"})
 
 

@@ -67,9 +67,8 @@ def run_evals(context: StageContext) -> StageResult:
         if isinstance(source, VillageSource):
             from llm_assets import village
 
-            tasks += village.write_eval_tasks(
-                config.village or VillageSettings.model_validate({}), context.out
-            )
+            settings = config.village or VillageSettings.model_validate({})
+            tasks += village.write_eval_tasks(settings, context.out)
             continue
         spool = Spool(context.scratch / f"evals-{len(reports)}.jsonl")
         try:
@@ -110,7 +109,11 @@ def run_evals(context: StageContext) -> StageResult:
             **_dropped_metrics(reports),
         },
         metadata={"num_rows": num_items, "num_tasks": len(tasks)},
-        tables={"dropped": _dropped_table(reports), "tasks": tasks},
+        tables={
+            "dropped": _dropped_table(reports),
+            "files": _files_table(reports),
+            "tasks": tasks,
+        },
     )
 
 
@@ -214,7 +217,7 @@ def _result(
         },
         metadata={"num_rows": num_rows, **(counts if len(parts) > 1 else {})},
         samples=samples,
-        tables={"dropped": dropped, "sources": sources},
+        tables={"dropped": dropped, "sources": sources, "files": _files_table(taken.reports)},
     )
 
 
@@ -236,6 +239,23 @@ def _dropped_table(reports: Sequence[SourceReport]) -> list[dict[str, Any]]:
                 lines = ", ".join(str(problem.line) for problem in report.examples[reason])
                 table.append(_dropped_row(source.name, report.file.label, reason, count, lines))
     return table
+
+
+def _files_table(reports: Sequence[SourceReport]) -> list[dict[str, Any]]:
+    return [
+        {
+            "source": source.name,
+            "file": report.file.label,
+            "format": report.format,
+            "form": report.form,
+            "rows": report.num_rows,
+            "kept": report.num_kept,
+            "dropped": report.num_dropped,
+            "notes": "; ".join(report.all_notes()),
+        }
+        for source in reports
+        for report in source.files
+    ]
 
 
 def _dropped_row(source: str, file: str, reason: str, count: int, lines: str) -> dict[str, Any]:
