@@ -1,6 +1,7 @@
 """The one way from a stage to a Dagster asset."""
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from dagster import (
     AssetKey,
     AssetObservation,
     AssetsDefinition,
+    BetaWarning,
     DataVersion,
     Failure,
     MaterializeResult,
@@ -74,15 +76,18 @@ def _has_source(node: Node) -> bool:
 def _build_source(recipe: Recipe, node: Node) -> AssetsDefinition:
     name = node.stage.name
 
-    @observable_source_asset(
-        key=source_key(recipe, name),
-        group_name=f"{recipe.pipeline}_data",
-        description=f"Where {name} comes from; its data version is the hash of its content.",
-    )
     def observe() -> DataVersion:
         return DataVersion(_source_version(recipe, node))
 
-    return observe  # type: ignore[return-value]
+    with warnings.catch_warnings():
+        # In beta for years, and the way that the design names; the version is pinned.
+        warnings.simplefilter("ignore", BetaWarning)
+        decorate = observable_source_asset(
+            key=source_key(recipe, name),
+            group_name=f"{recipe.pipeline}_data",
+            description=f"Where {name} comes from; its data version is the hash of its content.",
+        )
+        return decorate(observe)  # type: ignore[return-value]
 
 
 def _source_version(recipe: Recipe, node: Node) -> str:

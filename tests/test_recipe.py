@@ -143,7 +143,7 @@ def test_a_broken_file_gives_one_error(tmp_path: Path, content: bytes, text: str
 
 
 def test_an_unknown_name_lists_the_packaged_recipes() -> None:
-    with pytest.raises(RecipeError, match="packaged recipes: .*tiny"):
+    with pytest.raises(RecipeError, match=r"packaged recipes: .*tiny"):
         load_recipe("no-such-recipe")
 
 
