@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 from pathlib import Path
+from typing import Literal
 
 import click
 from rich import box
@@ -161,40 +162,41 @@ def costs(
     if not rows:
         click.echo("nothing was spent yet")
         return
+    _print(rows, total, by)
+
+
+def _print(rows: list[CostRow], total: CostRow, by: By) -> None:
+    lines = [(row.name, *_cells(row)) for row in rows]
+    last = ("total", *_cells(total))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
-    table.add_column(by, footer="total", overflow="fold")
-    for heading, footer in zip(
-        (
-            "attempts",
-            "time",
-            "device-hours",
-            "cost",
-            "of it wasted",
-            "estimated",
-            "tokens",
-            "util.",
-        ),
-        _cells(total),
-        strict=True,
-    ):
-        table.add_column(heading, footer=footer, justify="right")
-    for row in rows:
-        table.add_row(row.name, *_cells(row))
-    Console().print(table)
+    headings = (by, "attempts", "device-hours", "USD", "wasted", "estimated", "tokens", "util.")
+    kept = [place for place in range(len(headings)) if any(line[place] for line in lines)]
+    for place in kept:
+        side: Literal["left", "right"] = "right" if place else "left"
+        table.add_column(headings[place], footer=last[place], justify=side, no_wrap=True)
+    for line in lines:
+        table.add_row(*(line[place] for place in kept))
+    console = Console()
+    # A file or a pipe has no width: numbers must not be cut there.
+    console.width = console.width if console.is_terminal else 160
+    console.print(table)
 
 
 def _cells(row: CostRow) -> list[str]:
     running = f" ({row.running} running)" if row.running else ""
     return [
         f"{row.attempts}{running}",
-        show_seconds(row.usage.seconds),
         f"{row.usage.gpu_hours:.3f}",
-        show_usd(row.usage.cost_usd),
-        show_usd(row.wasted_usd) if row.wasted_usd else "",
-        "" if row.estimate_usd is None else show_usd(row.estimate_usd),
+        _usd(row.usage.cost_usd),
+        _usd(row.wasted_usd) if row.wasted_usd else "",
+        "" if row.estimate_usd is None else _usd(row.estimate_usd),
         show_count(row.usage.tokens) if row.usage.tokens else "",
         "" if row.utilization is None else f"{row.utilization:.1%}",
     ]
+
+
+def _usd(value: float) -> str:
+    return show_usd(value).removesuffix(" USD")
 
 
 @click.group()
