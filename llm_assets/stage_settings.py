@@ -185,11 +185,25 @@ class RefineSettings(TrainSettings):
     beta: float = Field(0.04, gt=0, description="KL penalty to the DPO policy.")
     num_generations: int = Field(8, ge=2, description="Answers for each prompt.")
     max_completion_length: int = Field(48, ge=4, description="Tokens.")
+    max_length: int = Field(256, ge=16, description="Tokens of a prompt with its answer.")
     temperature: float = Field(0.9, gt=0)
+    lora: LoraSettings | None = None
     constitution: list[str] = Field(
         default_factory=list, description="Principles, for method `constitutional`."
     )
-    eval_prompts: int = Field(200, ge=1)
+    constitution_prompts: int = Field(
+        256, ge=1, description="Prompts that are answered, for method `constitutional`."
+    )
+    critique_request: str = Field(
+        "Look at your answer by this principle: {principle} What is wrong with it?",
+        description="Asks for a critique; may hold {principle}, {prompt}, {answer}. One that holds "
+        "{answer} stands alone, else it goes on in the conversation. Empty: no critique.",
+    )
+    revision_request: str = Field(
+        "Write a better answer to: {prompt} Write the answer only. {principle}",
+        description="Asks for the revision; may hold {critique} too.",
+    )
+    eval_prompts: int = Field(200, ge=1, description="Held-out prompts that the metrics use.")
 
 
 class EvalSettings(StageSettings):

@@ -1,0 +1,125 @@
+"""A policy against its reference on held-out prompts: answers, oracle, KL. For stages 8 and 9."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llm_assets.stages.context import Metric, StageContext
+from llm_assets.stages.generation import Answer, Divergence, divergence, generate
+from llm_assets.stages.judging import (
+    Question,
+    answer_metrics,
+    by_kind,
+    compare,
+    oracle_scores,
+    regressions,
+    sample_rows,
+)
+
+_Z = 1.959964
+"""97.5 % point of the normal distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What `measure_policy` found; `before` and `after` are the greedy answers."""
+
+    metrics: dict[str, Metric]
+    tables: dict[str, list[dict[str, Any]]]
+    samples: list[dict[str, Any]]
+    before: list[Answer]
+    after: list[Answer]
+
+
+def measure_policy(
+    context: StageContext,
+    policy: Any,
+    reference: Any,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    *,
+    max_new_tokens: int,
+) -> Measured:
+    """Greedy answers of both models, judged and compared, and the KL on the policy's own samples.
+
+    `win_rate`: oracle's score of the policy's answer against the reference's, ties half.
+    `length_ratio`: mean length against the reference's.
+    """
+    context.progress.say(f"measuring on {len(questions)} held-out prompts")
+    prompts = [question.prompt for question in questions]
+    before = generate(reference, tokenizer, prompts, max_new_tokens=max_new_tokens)
+    after = generate(policy, tokenizer, prompts, max_new_tokens=max_new_tokens)
+    sampled = generate(
+        policy,
+        tokenizer,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        temperature=1.0,
+        seed=context.seed,
+    )
+    found = divergence(policy, reference, sampled, pad_token_id=tokenizer.pad_token_id)
+    metrics = {
+        **answer_metrics(questions, after),
+        **kl_metrics(found, [len(answer.ids) for answer in sampled]),
+    }
+    first = answer_metrics(questions, before)
+    metrics["length_ratio"] = Metric(
+        value=metrics["mean_length"].value / max(first["mean_length"].value, 1e-9),
+        n=len(questions),
+    )
+    comparison = compare(questions, before, after)
+    if comparison.n:
+        metrics["win_rate"] = Metric(value=comparison.value, n=comparison.n)
+        metrics["oracle_score_before"] = first["oracle_score"]
+        totals = oracle_scores(questions, [answer.text for answer in after])
+        metrics.update(_bounds("oracle_score", [t for t in totals if t is not None]))
+    return Measured(
+        metrics=metrics,
+        tables={
+            "answers_by_kind": by_kind(questions, before=before, after=after),
+            "win_rate": [
+                {"outcome": name, "questions": getattr(comparison, name)}
+                for name in ("wins", "ties", "losses")
+            ],
+            "regressions": regressions(questions, before, after),
+        },
+        samples=sample_rows(questions, before, after),
+        before=before,
+        after=after,
+    )
+
+
+def kl_metrics(found: Divergence, lengths: Sequence[int]) -> dict[str, Metric]:
+    """KL per token and per sequence with the ends of their 95 % intervals, and the entropy.
+
+    Answers are the independent items; the interval of the ratio per token is the one of Cochran
+    (1977, section 6.3), by linearization.
+    """
+    values = found.sequences
+    n = len(values)
+    residuals = [v - found.per_token * length for v, length in zip(values, lengths, strict=True)]
+    spread = math.sqrt(sum(r * r for r in residuals) / max(1, n - 1))
+    error = _Z * spread * math.sqrt(n) / max(1, found.num_tokens)
+    return {
+        "kl_per_token": Metric(value=found.per_token, n=found.num_tokens),
+        "kl_per_token_low": Metric(value=max(0.0, found.per_token - error)),
+        "kl_per_token_high": Metric(value=found.per_token + error),
+        "kl_per_sequence": Metric(value=found.per_sequence, n=n),
+        **_bounds("kl_per_sequence", values),
+        "entropy_per_token": Metric(value=found.entropy, n=found.num_tokens),
+    }
+
+
+def _bounds(name: str, values: Sequence[float]) -> dict[str, Metric]:
+    """`NAME_low` and `NAME_high`: 95 % interval of a mean, normal approximation."""
+    n = len(values)
+    middle = sum(values) / n
+    deviation = math.sqrt(sum((v - middle) ** 2 for v in values) / max(1, n - 1))
+    error = _Z * deviation / math.sqrt(n)
+    return {
+        f"{name}_low": Metric(value=middle - error),
+        f"{name}_high": Metric(value=middle + error),
+    }

@@ -1,0 +1,184 @@
+"""Stage 6: supervised fine-tuning on conversations, with TRL's SFTTrainer.
+
+Takes `midtrained_checkpoint` (or what was handed on in its place) and `instructions`; gives an
+`sft_checkpoint`. The loss is taken on the assistant's turns only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import disable_progress_bars
+
+from llm_assets.stage_settings import SftSettings
+from llm_assets.stages.adapters import (
+    load_trainable,
+    merged,
+    refuse_quantized,
+    refuse_settings,
+)
+from llm_assets.stages.context import Metric, StageContext, StageResult
+from llm_assets.stages.encoding import (
+    Counts,
+    Example,
+    count_metrics,
+    count_rows,
+    encode_conversations,
+    read_rows,
+)
+from llm_assets.stages.fine_tuning import fine_tune
+from llm_assets.stages.generation import Answer, generate, mean_nll, to_device
+from llm_assets.stages.judging import (
+    NUM_SAMPLES,
+    Question,
+    answer_metrics,
+    by_kind,
+    instruction_questions,
+    sample_rows,
+)
+from llm_assets.stages.training import (
+    TrainingLog,
+    load_model,
+    load_tokenizer,
+    num_parameters,
+    save_model,
+)
+
+MAX_NEW_TOKENS = 64
+"""Tokens of an answer to a held-out question, at the most."""
+_GAP_ROWS = 1000
+# These would undo or bypass the encoding that is counted here.
+_NO_EFFECT = ("chat_template_path", "completion_only_loss", "dataset_kwargs", "dataset_text_field")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    train: list[Example]
+    held_out: list[Example]
+    counts: dict[str, Counts]
+    questions: list[Question]
+    answer_bytes: int
+
+
+def run(context: StageContext) -> StageResult:
+    """Fine-tune, store, and measure what was stored on the held-out rows."""
+    settings: SftSettings = context.config
+    refuse_quantized(settings.lora, where=context.stage)
+    refuse_settings(context, _NO_EFFECT, why="the stage encodes and counts the rows itself")
+    disable_progress_bars()
+    source = context.inputs["midtrained_checkpoint"].path
+    tokenizer = load_tokenizer(source)
+    rows = _read(context, tokenizer)
+    model = to_device(load_trainable(source, tokenizer, settings.lora))
+    context.progress.say("answers before the training")
+    shown = _spread(rows.questions)
+    before = generate(model, tokenizer, [q.prompt for q in shown], max_new_tokens=MAX_NEW_TOKENS)
+    context.progress.say(f"fine-tuning on {len(rows.train)} conversations")
+    log = _train(context, model, tokenizer, rows.train)
+    del model
+    return _measure(context, log, rows, list(zip(shown, before, strict=True)))
+
+
+def _train(
+    context: StageContext, model: Any, tokenizer: Any, examples: Sequence[Example]
+) -> TrainingLog:
+    lora = context.config.lora
+    log, trained = fine_tune(context, model, tokenizer, examples, lora)
+    source = context.inputs["midtrained_checkpoint"].path
+    plain = merged(trained, lora, lambda: load_model(source), context.scratch)
+    save_model(plain, tokenizer, context.out)
+    return log
+
+
+def _read(context: StageContext, tokenizer: Any) -> _Rows:
+    """Both splits, encoded; what was cut or left out is said."""
+    settings: SftSettings = context.config
+    folder = context.inputs["instructions"].path
+    encoded: dict[str, list[Example]] = {}
+    counts: dict[str, Counts] = {}
+    held_out_rows: list[dict[str, Any]] = []
+    for split in ("train", "held_out"):
+        read = read_rows(folder / f"{split}.jsonl")
+        encoded[split], counts[split] = encode_conversations(
+            tokenizer,
+            read,
+            max_length=settings.max_length,
+            too_long=settings.too_long,
+            where=f"instructions/{split}.jsonl",
+            supervise="answers"
+            if settings.extra.get("assistant_only_loss", True)
+            else "everything",
+        )
+        context.progress.say(counts[split].sentence(f"instructions, {split}"))
+        if split == "held_out":
+            held_out_rows = read
+    return _Rows(
+        train=encoded["train"],
+        held_out=encoded["held_out"],
+        counts=counts,
+        questions=instruction_questions(
+            held_out_rows, limit=settings.eval_prompts, seed=context.seed
+        ),
+        answer_bytes=_supervised_bytes(tokenizer, encoded["held_out"]),
+    )
+
+
+def _measure(
+    context: StageContext,
+    log: TrainingLog,
+    rows: _Rows,
+    before: list[tuple[Question, Answer]],
+) -> StageResult:
+    """Metrics of the stored weights, read back from `context.out`."""
+    context.progress.say("measuring on held-out conversations")
+    out: Path = context.out
+    model, tokenizer = to_device(load_model(out)), load_tokenizer(out)
+    held_out, count = mean_nll(model, rows.held_out, pad_token_id=tokenizer.pad_token_id)
+    seen, seen_count = mean_nll(model, rows.train[:_GAP_ROWS], pad_token_id=tokenizer.pad_token_id)
+    questions = rows.questions
+    answers = generate(
+        model, tokenizer, [q.prompt for q in questions], max_new_tokens=MAX_NEW_TOKENS
+    )
+    metrics = {
+        "held_out_loss": Metric(value=held_out, n=count),
+        "train_loss": Metric(value=seen, n=seen_count),
+        "train_held_out_gap": Metric(value=held_out - seen, n=count),
+        "held_out_bits_per_byte": Metric(
+            value=held_out * count / math.log(2) / max(1, rows.answer_bytes), n=rows.answer_bytes
+        ),
+        **count_metrics(rows.counts),
+        "tokens_per_s": Metric(value=log.tokens_per_s),
+        **answer_metrics(questions, answers),
+    }
+    chosen = {id(question): answer for question, answer in zip(questions, answers, strict=True)}
+    shown = [question for question, _ in before]
+    return StageResult(
+        metrics=metrics,
+        metadata={"num_parameters": num_parameters(model)},
+        series=log.series,
+        samples=sample_rows(shown, [a for _, a in before], [chosen[id(q)] for q in shown]),
+        tables={
+            "rows": count_rows(rows.counts),
+            "answers_by_kind": by_kind(questions, after=answers),
+        },
+        tokens=log.tokens,
+    )
+
+
+def _spread(questions: list[Question]) -> list[Question]:
+    step = max(1, len(questions) // NUM_SAMPLES)
+    return questions[::step][:NUM_SAMPLES]
+
+
+def _supervised_bytes(tokenizer: Any, examples: Sequence[Example]) -> int:
+    """UTF-8 bytes of the text that the loss is taken on, special tokens left out."""
+    kept = [
+        [token for token, label in zip(e.input_ids[1:], e.labels[1:], strict=True) if label >= 0]
+        for e in examples
+    ]
+    texts = tokenizer.batch_decode(kept, skip_special_tokens=True)
+    return sum(len(text.encode()) for text in texts)
