@@ -22,7 +22,7 @@ from typing import Any
 from llm_assets.data_settings import DataSettings, FileSource, HubSource, VillageSource
 from llm_assets.errors import DataError
 from llm_assets.reading.files import check_readable
-from llm_assets.reading.problems import FileRef
+from llm_assets.reading.problems import FileRef, shown
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _WILDCARD = re.compile(r"[*?\[]")
@@ -86,10 +86,10 @@ def _matches(pattern: str, folder: Path) -> list[FileRef]:
     files = [entry for entry in matched if not entry.is_dir()]
     if not files:
         raise DataError(
-            where=str(path),
+            where=shown(path),
             found="only directories match" if matched else "nothing matches",
             rule="a glob matches at least one file",
-            remedy=f"end it with a file's pattern, such as {path}/*.jsonl"
+            remedy=f"end it with a file's pattern, such as {shown(path)}/*.jsonl"
             if matched
             else f"check the path; {_nearest(path)}",
         )
@@ -100,14 +100,15 @@ def _matches(pattern: str, folder: Path) -> list[FileRef]:
 
 
 def _label(name: str) -> str:
-    return unicodedata.normalize("NFC", name.replace(os.sep, "/"))
+    text = os.fsencode(name.replace(os.sep, "/")).decode("utf-8", "replace")
+    return unicodedata.normalize("NFC", text)
 
 
 def _nearest(path: Path) -> str:
     for parent in path.parents:
         if parent.exists():
             names = sorted(entry.name for entry in parent.iterdir())[:5]
-            return f"{parent} holds {', '.join(names) or 'nothing'}"
+            return f"{shown(parent)} holds {', '.join(shown(Path(n)) for n in names) or 'nothing'}"
     return "its root does not exist"
 
 

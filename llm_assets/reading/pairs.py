@@ -12,6 +12,7 @@ from llm_assets.reading.conversations import (
     is_transcript,
     message_of,
     messages_of,
+    optional_text,
     prompt_of,
     text_of,
     transcript_of,
@@ -52,10 +53,9 @@ def _prompt(row: Mapping[str, Any]) -> list[Message] | None:
 def join_input(row: Mapping[str, Any]) -> str:
     """Alpaca's instruction, with its input below when it has one."""
     instruction = text_of(row.get("instruction"), "instruction")
-    more = row.get("input") if row.get("input") is not None else row.get("context")
-    if more is None or more == "":
-        return instruction
-    return f"{instruction}\n\n{text_of(more, 'input')}"
+    name = "input" if row.get("input") is not None else "context"
+    more = optional_text(row.get(name), name)
+    return f"{instruction}\n\n{more}" if more else instruction
 
 
 def _side(value: Any, name: str, prompt: list[Message] | None) -> list[Message]:

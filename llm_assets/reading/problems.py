@@ -6,6 +6,7 @@ recipe's `max_dropped`. A *fatal* reason makes the whole file an error, however 
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -124,9 +125,14 @@ class BadRow(ValueError):
         self.found = found
 
 
+def shown(path: Path) -> str:
+    """A path for a message: what is no UTF-8 in it is replaced, so that it can be printed."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
 def shorten(value: object, length: int = 80) -> str:
     """`repr` of a value, cut for a message."""
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    text = repr(value)
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -144,7 +150,8 @@ class FileRef:
 
     def where(self, line: int) -> str:
         """Place of a row for a message."""
-        return f"{self.path}:{line}" if self.unit == "line" else f"{self.path}: row {line}"
+        place = f":{line}" if self.unit == "line" else f": row {line}"
+        return shown(self.path) + place
 
 
 @dataclass(frozen=True, kw_only=True)

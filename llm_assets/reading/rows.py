@@ -28,6 +28,7 @@ from llm_assets.reading.problems import (
     raise_if_fatal,
     raise_if_too_many,
     shorten,
+    shown,
 )
 
 Row = dict[str, Any]
@@ -114,8 +115,8 @@ def check_one_form(reports: list[FileReport]) -> None:
     for report in reports[1:]:
         if report.form != first.form:
             raise DataError(
-                where=str(report.file.path),
-                found=f"rows of the form {report.form}, while {first.file.path} has {first.form}",
+                where=shown(report.file.path),
+                found=f"rows of the form {report.form}; {shown(first.file.path)} has {first.form}",
                 rule="all files of a source have the same form",
                 remedy="make each form a source of its own, or name the right `form`",
             )
@@ -133,7 +134,7 @@ def _convert(
     whole = itertools.chain(head, records)
     usable = [_renamed(record.value, columns) for record in head if not record.reason]
     if usable:
-        where = str(report.file.path)
+        where = shown(report.file.path)
         _check_columns([record.value for record in head if not record.reason], columns, where)
         report.form = recognize(usable, purpose, form, where=where)
     for record in whole:

@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from llm_assets.errors import DataError
-from llm_assets.reading.files import MAX_LINE_BYTES, Record, open_bytes
-from llm_assets.reading.problems import FileRef, FileReport, shorten
+from llm_assets.reading.files import MAX_LINE_BYTES, Record, open_bytes, wrong_encoding
+from llm_assets.reading.problems import FileRef, FileReport, shorten, shown
 
 # A document of a plain text file: whole paragraphs up to so many characters.
 DOCUMENT_CHARACTERS = 4000
-_SEPARATOR = re.compile(r"^[ \t]*(?:<\|endoftext\|>|</s>|\f)[ \t]*$", re.MULTILINE)
-_BLANK_LINES = re.compile(r"\n[ \t]*\n+")
+_SEPARATOR = re.compile(r"[ \t]*(?:<\|endoftext\|>|</s>|\f)[ \t]*")
 _PARQUET_ROWS = 512
 
 
@@ -26,6 +25,9 @@ def read_csv(file: FileRef, report: FileReport, stream: IO[bytes]) -> Iterator[R
     """Rows of a CSV or TSV file with a header. Values are text; an empty field is ""."""
     csv.field_size_limit(MAX_LINE_BYTES)
     tab = report.format == "tsv"
+    if stream.read(3) == b"\xef\xbb\xbf":
+        report.note("begins with a byte order mark; skipped")
+    stream.seek(0)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     reader = csv.reader(text, delimiter="\t" if tab else ",", strict=True)
     line = 1
@@ -98,7 +100,7 @@ def read_parquet(file: FileRef, report: FileReport) -> Iterator[Record]:
             twice = [name for name, n in Counter(parquet.schema_arrow.names).items() if n > 1]
             if twice:
                 raise DataError(
-                    where=str(file.path),
+                    where=shown(file.path),
                     found=f"the column {twice[0]!r} twice",
                     rule="a column's name stands once",
                     remedy="rename one of the two",
@@ -107,61 +109,88 @@ def read_parquet(file: FileRef, report: FileReport) -> Iterator[Record]:
                 for value in batch.to_pylist():
                     number += 1
                     yield Record(number, value)
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(
-                where=f"{file.path}: after row {number}",
+                where=f"{shown(file.path)}: after row {number}",
                 found=f"no whole Parquet file: {str(error).splitlines()[0]}",
                 rule="a .parquet file has its footer and all its pages",
                 remedy="fetch or write the file again; it may have been cut",
             ) from error
 
 
-def read_text(
-    file: FileRef, report: FileReport, stream: IO[bytes], *, whole: bool
-) -> Iterator[Record]:
-    """Documents of a plain text file as {"text": …}.
+def read_text(file: FileRef, report: FileReport, *, whole: bool) -> Iterator[Record]:
+    """Documents of a plain text file as {"text": …}, one in memory at a time.
 
     Lines of `<|endoftext|>`, `</s>` or a form feed separate documents. Without any, the file is cut
     at blank lines into documents of whole paragraphs of up to DOCUMENT_CHARACTERS; with `whole` it
     is one document.
     """
-    text = stream.read().decode("utf-8-sig")
-    if "\r" in text:
-        report.note("lines end with CRLF; read as LF")
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if whole or _SEPARATOR.search(text):
-        for start, part in _split(text, _SEPARATOR):
-            yield Record(_line_at(text, start), {"text": part})
+    by_separator = whole or any(_SEPARATOR.fullmatch(line) for _, line in _lines(file, report))
+    if by_separator:
+        yield from _documents(file, report)
         return
     report.note(f"cut at blank lines into documents of up to {DOCUMENT_CHARACTERS} characters")
-    line, counted, first, kept = 1, 0, 0, ""
-    for start, part in _split(text, _BLANK_LINES):
-        if kept and len(kept) + len(part) + 2 > DOCUMENT_CHARACTERS:
-            line += text.count("\n", counted, first)
-            counted = first
-            yield Record(line, {"text": kept})
-            kept = ""
+    kept: list[str] = []
+    begin, size = 1, 0
+    for number, paragraph in _paragraphs(file, report):
+        if kept and size + len(paragraph) + 2 > DOCUMENT_CHARACTERS:
+            yield Record(begin, {"text": "\n\n".join(kept)})
+            kept, size = [], 0
         if not kept:
-            first = start
-        kept = f"{kept}\n\n{part}" if kept else part
+            begin = number
+        kept.append(paragraph)
+        size += len(paragraph) + 2
     if kept:
-        yield Record(line + text.count("\n", counted, first), {"text": kept})
+        yield Record(begin, {"text": "\n\n".join(kept)})
 
 
-def _split(text: str, separator: re.Pattern[str]) -> Iterator[tuple[int, str]]:
-    """Parts that are not blank, each with the position at which it begins."""
-    position = 0
-    for match in separator.finditer(text):
-        yield from _part(text, position, match.start())
-        position = match.end()
-    yield from _part(text, position, len(text))
+def _lines(file: FileRef, report: FileReport) -> Iterator[tuple[int, str]]:
+    """Lines without their ends, counted from 1."""
+    with open_bytes(file.path, report) as stream:
+        number = 0
+        while raw := stream.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(raw) > MAX_LINE_BYTES:
+                raise DataError(
+                    where=file.where(number),
+                    found=f"a line of more than {MAX_LINE_BYTES // 2**20} MiB",
+                    rule=f"a line of a text file has at most {MAX_LINE_BYTES // 2**20} MiB",
+                    remedy="break the text into lines, or write it as JSONL",
+                )
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise wrong_encoding(file, error, line=number, raw=raw) from error
+            if line.endswith("\r\n"):
+                report.note("lines end with CRLF; read as LF")
+            yield number, line.rstrip("\r\n")
 
 
-def _part(text: str, start: int, end: int) -> Iterator[tuple[int, str]]:
-    part = text[start:end].strip("\n")
-    if part.strip():
-        yield start + len(text[start:end]) - len(text[start:end].lstrip("\n")), part
+def _documents(file: FileRef, report: FileReport) -> Iterator[Record]:
+    kept: list[str] = []
+    begin = 1
+    for number, line in _lines(file, report):
+        if not _SEPARATOR.fullmatch(line):
+            begin = begin if kept else number
+            if kept or line.strip():
+                kept.append(line)
+            continue
+        if kept:
+            yield Record(begin, {"text": "\n".join(kept).rstrip("\n")})
+        kept = []
+    if kept:
+        yield Record(begin, {"text": "\n".join(kept).rstrip("\n")})
 
 
-def _line_at(text: str, position: int) -> int:
-    return text.count("\n", 0, position) + 1
+def _paragraphs(file: FileRef, report: FileReport) -> Iterator[tuple[int, str]]:
+    kept: list[str] = []
+    begin = 1
+    for number, line in _lines(file, report):
+        if line.strip():
+            begin = begin if kept else number
+            kept.append(line)
+        elif kept:
+            yield begin, "\n".join(kept)
+            kept = []
+    if kept:
+        yield begin, "\n".join(kept)
