@@ -185,14 +185,14 @@ def _run(
     launcher: LocalLauncher,
 ) -> None:
     """Launch the worker; while another process is at the same identity, wait for its record."""
-    job = build_job(plan, name, store, run_id=context.run_id)
+    job = build_job(plan, name, store, run_id=context.run.run_id)
     lease = f"stage/{job.identity}"
     context.log.info(f"{name}: {'; '.join(plan.stages[name].reasons)}")
     while True:
         for owner in _busy(store, lease):
             context.log.info(f"{name}: {owner} is at it; waiting for its record")
             while store.lease_owner(lease) == owner:
-                if cancelled(context.run_id):
+                if cancelled(context.run.run_id):
                     raise WorkerError(f"{name}: the run was cancelled")
                 time.sleep(_WAIT_S)
         if make_plan(plan.recipe, store).stages[name].status == "hit":

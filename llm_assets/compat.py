@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from dagster import DagsterEvent, DagsterExecutionInterruptedError, Executor
+from dagster import DagsterEvent, DagsterExecutionInterruptedError, DagsterRunStatus, Executor
 from dagster._core.events import EngineEventData
 from dagster._core.execution.api import ExecuteRunWithPlanIterable
 from dagster._core.execution.context_creation_job import PlanExecutionContextManager
@@ -76,7 +76,7 @@ class ThreadExecutor(Executor):
     def _iterate(self, job_context: Any, execution_plan: Any) -> Iterator[DagsterEvent]:
         run_id = job_context.run_id
         _CANCELLED[run_id] = threading.Event()
-        events: queue.Queue[tuple[str, Any]] = queue.Queue()
+        events: queue.Queue[tuple[str, object, Any]] = queue.Queue()
         try:
             with (
                 InstanceConcurrencyContext(job_context.instance, job_context.dagster_run) as slots,
@@ -99,22 +99,27 @@ class ThreadExecutor(Executor):
     def _drive(
         self, job_context: Any, active: Any, pool: ThreadPoolExecutor, events: Any
     ) -> Iterator[DagsterEvent]:
-        running: set[str] = set()
+        # Key to its newest attempt: a retry may start before the end of the attempt
+        # that asked for it was seen here.
+        running: dict[str, object] = {}
         while not active.is_complete or running:
             for step in active.get_steps_to_execute(limit=self._max_concurrent - len(running)):
                 context = job_context.for_step(step, active.get_known_state())
-                running.add(step.key)
-                pool.submit(_run_step, context, step.key, events)
+                mark = object()
+                running[step.key] = mark
+                pool.submit(_run_step, context, step.key, mark, events)
             yield from active.concurrency_event_iterator(job_context)
             try:
-                key, event = events.get(timeout=0.2)
+                key, mark, event = events.get(timeout=0.2)
             except queue.Empty:
                 if pop_captured_interrupt():
+                    _mark_cancelling(job_context)
                     raise DagsterExecutionInterruptedError() from None
                 continue
             if event is _DONE:
-                running.discard(key)
-                active.verify_complete(job_context, key)
+                if running.get(key) is mark:
+                    del running[key]
+                    active.verify_complete(job_context, key)
             elif isinstance(event, BaseException):
                 raise event
             else:
@@ -124,15 +129,22 @@ class ThreadExecutor(Executor):
             yield from active.plan_events_iterator(job_context)
 
 
-def _run_step(context: Any, key: str, events: Any) -> None:
-    """One step on a thread: its events, then the mark of its end."""
+def _mark_cancelling(job_context: Any) -> None:
+    """A run that a person interrupted is cancelled; unmarked, Dagster calls it failed."""
+    run = job_context.instance.get_run_by_id(job_context.run_id)
+    if run is not None and run.status is DagsterRunStatus.STARTED:
+        job_context.instance.report_run_canceling(run, "Interrupted.")
+
+
+def _run_step(context: Any, key: str, mark: object, events: Any) -> None:
+    """One attempt of a step on a thread: its events, then its end."""
     try:
         for event in dagster_event_sequence_for_step(context):
-            events.put((key, event))
+            events.put((key, mark, event))
     except BaseException as error:
-        events.put((key, error))
+        events.put((key, mark, error))
     else:
-        events.put((key, _DONE))
+        events.put((key, mark, _DONE))
 
 
 def forget_input_version(context: Any, key: Any) -> None:

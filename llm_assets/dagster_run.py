@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from dagster import (
     AssetKey,
-    DagsterExecutionInterruptedError,
     DagsterInstance,
+    DagsterRunStatus,
     JobDefinition,
     build_reconstructable_job,
     execute_job,
@@ -41,18 +41,13 @@ def run_stages(recipe: Recipe, stages: Sequence[str]) -> RunResult:
     )
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     with DagsterInstance.get() as instance, capture_interrupts():
-        try:
-            result = execute_job(
-                job,
-                instance=instance,
-                run_config=quiet,
-                asset_selection=[AssetKey([recipe.pipeline, name]) for name in stages],
-                raise_on_error=False,
-            )
-        except DagsterExecutionInterruptedError:
-            newest = instance.get_runs(limit=1)
-            run_id = newest[0].run_id if newest else ""
-            return RunResult(run_id=run_id, succeeded=False, interrupted=True)
+        result = execute_job(
+            job,
+            instance=instance,
+            run_config=quiet,
+            asset_selection=[AssetKey([recipe.pipeline, name]) for name in stages],
+            raise_on_error=False,
+        )
         failed = []
         errors = []
         for event in result.get_step_failure_events():
@@ -67,5 +62,14 @@ def run_stages(recipe: Recipe, stages: Sequence[str]) -> RunResult:
                     cause = cause.cause
                 errors.append(f"{event.step_key}: {cause.message.strip()}")
         return RunResult(
-            run_id=result.run_id, succeeded=result.success, failed=failed, errors=errors
+            run_id=result.run_id,
+            succeeded=result.success,
+            interrupted=_was_cancelled(instance, result.run_id),
+            failed=failed,
+            errors=errors,
         )
+
+
+def _was_cancelled(instance: DagsterInstance, run_id: str) -> bool:
+    run = instance.get_run_by_id(run_id)
+    return run is not None and run.status == DagsterRunStatus.CANCELED

@@ -6,6 +6,7 @@ without it, the packaged `tiny`.
 
 import glob
 import os
+from typing import Any
 
 from dagster import AssetsDefinition, AssetSelection, Definitions, define_asset_job
 
@@ -54,7 +55,7 @@ def load_recipes(paths: list[str]) -> list[Recipe]:
 def build_definitions(recipes: list[Recipe]) -> Definitions:
     """One Definitions over all recipes."""
     assets: list[AssetsDefinition] = []
-    jobs = []
+    jobs: list[Any] = []
     schedules = []
 
     for recipe in recipes:
@@ -84,7 +85,10 @@ def build_definitions(recipes: list[Recipe]) -> Definitions:
         jobs=jobs,
         schedules=schedules,
         executor=thread_executor,
-        resources={"store": StoreResource(), "launcher": LocalLauncher()},
+        resources={
+            "store": StoreResource(url=""),
+            "launcher": LocalLauncher(threads=0, grace_s=20.0),
+        },
     )
 
 

@@ -137,6 +137,7 @@ def build_job(plan: Plan, name: str, store: Store, *, run_id: str) -> StageJob:
         identity_inputs=mine.inputs,
         store_url=store.url,
         imported=node.imported,
+        num_processes=recipe.launcher.num_processes if node.stage.trains else 1,
         run_id=run_id,
         campaign=recipe.campaign,
         device=recipe.rates.device,

@@ -18,4 +18,4 @@ from llm_assets.compat import ThreadExecutor
 )
 def thread_executor(context: InitExecutorContext) -> Any:
     """Steps wait for worker processes; threads are enough for that, and start at once."""
-    return ThreadExecutor(RetryMode.ENABLED, context.executor_config["max_concurrent"])
+    return ThreadExecutor(RetryMode.ENABLED, int(str(context.executor_config["max_concurrent"])))

@@ -23,6 +23,7 @@ class StageJob:
     identity_inputs: Mapping[str, str]
     store_url: str
     imported: bool = False
+    num_processes: int = 1
     run_id: str = ""
     campaign: str = ""
     device: str = "cpu"

@@ -48,7 +48,7 @@ def run(recipe_path: str) -> int:
         f"{recipe.pipeline}: {len(plan.rerun)} to run ({', '.join(plan.rerun)}), "
         f"{_count(plan, 'hit')} hits"
     )
-    outcomes = {name: entry.status for name, entry in plan.stages.items()}
+    outcomes: dict[str, str] = {name: entry.status for name, entry in plan.stages.items()}
     succeeded = _through_dagster(plan, console, outcomes)
     after = make_plan(recipe, store)
     print_report(console, after, store, outcomes)

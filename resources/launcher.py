@@ -70,7 +70,6 @@ class Launcher(Protocol):
 class LocalLauncher(ConfigurableResource):
     """Workers as subprocesses of this machine, or under `accelerate launch`."""
 
-    num_processes: int = Field(1, description="More than one: through `accelerate launch`.")
     threads: int = Field(0, description="CPU threads of a worker; 0: all cores, shared fairly.")
     grace_s: float = Field(20.0, description="Between SIGTERM and SIGKILL.")
 
@@ -93,7 +92,7 @@ class LocalLauncher(ConfigurableResource):
         ):
             progress = Path(scratch) / "progress.jsonl"
             process = subprocess.Popen(
-                self._command(progress),
+                _command(progress, job.num_processes),
                 env={**os.environ, **self._env(side_by_side), **session.get_bootstrap_env_vars()},
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -114,19 +113,6 @@ class LocalLauncher(ConfigurableResource):
             code=process.returncode, error=follower.error, kind=follower.kind, log=log
         )
 
-    def _command(self, progress: Path) -> list[str]:
-        module = ["-m", "llm_assets.worker", "--progress", str(progress)]
-        if self.num_processes == 1:
-            return [sys.executable, *module]
-        return [
-            sys.executable,
-            "-m",
-            "accelerate.commands.launch",
-            "--num_processes",
-            str(self.num_processes),
-            *module,
-        ]
-
     def _env(self, side_by_side: int) -> dict[str, str]:
         threads = self.threads or max(1, (os.cpu_count() or 1) // side_by_side)
         return {
@@ -134,6 +120,14 @@ class LocalLauncher(ConfigurableResource):
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
         }
+
+
+def _command(progress: Path, num_processes: int) -> list[str]:
+    module = ["-m", "llm_assets.worker", "--progress", str(progress)]
+    if num_processes == 1:
+        return [sys.executable, *module]
+    launch = [sys.executable, "-m", "accelerate.commands.launch"]
+    return [*launch, "--num_processes", str(num_processes), *module]
 
 
 class _Follower:
