@@ -279,12 +279,18 @@ def not_found(where: str, artifact: ArtifactHash) -> NotFoundError:
 
 def write_note(path: Path, value: Any) -> None:
     """Keep a small JSON value in the cache; a note that can't be kept is no error."""
+    keep_file(path, json.dumps(value).encode())
+
+
+def keep_file(path: Path, content: bytes) -> None:
+    """Keep a small file in the cache, whole or not at all; it is no error when it can't be kept."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(value))
+        temporary.write_bytes(content)
         os.replace(temporary, path)
-    temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
 
 
 def read_note(path: Path) -> Any:

@@ -139,6 +139,21 @@ def live_claims(root: Path) -> list[str]:
     return keys
 
 
+def is_live(root: Path, name: str) -> bool:
+    """Whether the process of a session runs still."""
+    try:
+        file = os.open(root / "tmp" / f"{name}.lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 def dead_sessions(root: Path) -> Iterator[tuple[str, int]]:
     """Name and bytes of each session whose process has ended; they stay locked while yielded."""
     for lock in sorted((root / "tmp").glob("*.lock")):

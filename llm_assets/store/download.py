@@ -1,0 +1,209 @@
+"""Blobs from S3 into the local cache: in parts, in parallel, resumed, verified, shared.
+
+Who downloads a blob holds a lock on it; others wait and find it done. The bytes go into
+`partial/<blob>`, which gets its final name only when all have their digests. A partial file that a
+dead process left is read again first: parts that are right are not fetched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+from llm_assets.errors import DamagedError, NotFoundError, message
+from llm_assets.store.digest import BlobHash
+from llm_assets.store.directory_backend import FULL, disk_errors, full
+from llm_assets.store.document_store import blob_key
+from llm_assets.store.hashing import CHUNK_BYTES, hash_part, join_parts, num_parts, part_range
+from llm_assets.store.ingest import buffer
+from llm_assets.store.local_objects import LocalObjects
+from llm_assets.store.parallel import in_parallel
+from llm_assets.store.protocol import FileEntry
+from llm_assets.store.s3_backend import WORKERS
+from llm_assets.store.s3_client import S3Client, TransferDamagedError
+from llm_assets.store.transfer import parts_key
+
+_WHOLE_TRIES = 3
+
+
+def download(s3: S3Client, local: LocalObjects, entries: Sequence[FileEntry]) -> None:
+    """Bring the blobs into the cache that are not there, verified."""
+    todo = {e.blob: e.size_bytes for e in entries if not local.is_whole(e.blob, e.size_bytes)}
+    small = [blob for blob, size in todo.items() if num_parts(size) == 1]
+    large = [blob for blob, size in todo.items() if num_parts(size) > 1]
+    in_parallel(lambda blob: Download(s3, local, blob, todo[blob]).run(), small, WORKERS)
+    for blob in large:
+        Download(s3, local, blob, todo[blob]).run()
+
+
+class Download:
+    """One blob on its way into the cache."""
+
+    def __init__(self, s3: S3Client, local: LocalObjects, blob: BlobHash, size_bytes: int) -> None:
+        self.s3, self.local, self.blob, self.size = s3, local, blob, size_bytes
+        self.partial = local.root / "partial" / blob
+
+    def run(self) -> None:
+        """Download, unless somebody else did while this waited."""
+        with self._alone():
+            if self.local.is_whole(self.blob, self.size):
+                return
+            with disk_errors(self.partial, self.size):
+                self.partial.parent.mkdir(parents=True, exist_ok=True)
+            self._fill()
+            self.local.publish_blob(self.partial, self.blob, self.size)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        lock = self.local.root / "partial" / f"{self.blob}.lock"
+        with disk_errors(lock, 0):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            # The file stays: deleting it would let two processes lock two files of one name.
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _fill(self) -> None:
+        """Make the partial file whole and right."""
+        handle = self._open_partial()
+        try:
+            digests = self._part_list()
+            if digests is not None:
+                in_parallel(
+                    lambda part: self._part(handle, part, digests[part]), range(len(digests))
+                )
+            else:
+                self._without_list(handle)
+            os.fchmod(handle, 0o444)
+        finally:
+            os.close(handle)
+
+    def _open_partial(self) -> int:
+        with disk_errors(self.partial, self.size):
+            handle = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            self._resumed = os.fstat(handle).st_size > 0
+            os.ftruncate(handle, self.size)
+        return handle
+
+    def _part_list(self) -> list[bytes] | None:
+        """The parts' digests; None when the server has no list that fits the blob's name."""
+        if num_parts(self.size) == 1:
+            return [bytes.fromhex(self.blob)]
+
+        def request() -> bytes:
+            content = self.s3.read_object(parts_key(self.blob))
+            if hashlib.sha256(content).hexdigest() != self.blob[:64]:
+                raise TransferDamagedError(f"part list of {self.blob}: wrong digest")
+            return content
+
+        try:
+            content = self.s3.attempt(f"part list of {self.blob.short}", request)
+        except (NotFoundError, DamagedError):
+            return None
+        return [content[start : start + 32] for start in range(0, len(content), 32)]
+
+    def _part(self, handle: int, part: int, digest: bytes) -> None:
+        start, length = part_range(part, self.size)
+        if self._resumed and hash_part(handle, start, length, buffer()) == digest:
+            return
+
+        def request() -> None:
+            if self._get(handle, start, length) != digest:
+                raise TransferDamagedError(f"blob {self.blob}, part {part + 1}: wrong digest")
+
+        try:
+            self.s3.attempt(f"blob {self.blob.short}, part {part + 1}", request)
+        except NotFoundError:
+            raise self._damaged("missing") from None
+        except TransferDamagedError:
+            raise self._damaged(f"the bytes of part {part + 1} do not have their hash") from None
+
+    def _without_list(self, handle: int) -> None:
+        for _ in range(_WHOLE_TRIES):
+            digests = in_parallel(
+                lambda part: self.s3.attempt(
+                    f"blob {self.blob.short}, part {part + 1}",
+                    lambda: self._get(handle, *part_range(part, self.size)),
+                ),
+                range(num_parts(self.size)),
+            )
+            if join_parts(digests) == self.blob:
+                return
+        raise self._damaged("its bytes do not have its hash")
+
+    def _get(self, handle: int, start: int, length: int) -> bytes:
+        return get_range(
+            self.s3,
+            self.blob,
+            start,
+            length,
+            lambda data, position: self._write(handle, data, position),
+        )
+
+    def _write(self, handle: int, data: bytes, position: int) -> None:
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(handle, memoryview(data)[written:], position + written)
+        except OSError as error:
+            if error.errno in FULL:
+                used = os.fstat(handle).st_blocks * 512
+                raise full(self.partial, max(1, self.size - used)) from error
+            raise
+
+    def _damaged(self, found: str) -> DamagedError:
+        return DamagedError(
+            message(
+                where=f"{self.s3.where}, blob {self.blob}",
+                found=found,
+                rule="a file is handed out only when its bytes have their hash",
+                remedy="put the artifact again from its source, or rerun its stage",
+            )
+        )
+
+
+def get_range(
+    s3: S3Client,
+    blob: BlobHash,
+    start: int,
+    length: int,
+    take: Callable[[bytes, int], None] | None = None,
+) -> bytes:
+    """Fetch a range of a blob once, giving each piece and its position to `take`; the digest.
+
+    TransferDamagedError when the body is cut short.
+    """
+    arguments = {"Key": s3.key(blob_key(blob))}
+    if length:
+        arguments["Range"] = f"bytes={start}-{start + length - 1}"
+    digest, position, end = hashlib.sha256(), start, start + length
+    with contextlib.closing(s3.request("get_object", arguments)["Body"]) as body:
+        while position < end:
+            data = body.read(min(CHUNK_BYTES, end - position))
+            if not data:
+                raise TransferDamagedError(f"blob {blob}: cut short after {position} bytes")
+            digest.update(data)
+            if take is not None:
+                take(data, position)
+            position += len(data)
+    return digest.digest()
+
+
+def read_through(s3: S3Client, blob: BlobHash, size_bytes: int) -> str:
+    """Download a blob without keeping it; what is wrong with it, empty for a whole one."""
+
+    def digest_of(part: int) -> bytes:
+        start, length = part_range(part, size_bytes)
+        what = f"blob {blob.short}, part {part + 1}"
+        return s3.attempt(what, lambda: get_range(s3, blob, start, length))
+
+    for _ in range(_WHOLE_TRIES):
+        if join_parts([digest_of(part) for part in range(num_parts(size_bytes))]) == blob:
+            return ""
+    return "its bytes do not have its hash"
