@@ -72,19 +72,15 @@ def check(
 ) -> Check:
     """Read all sources of a data set, mix and split as its stage does, and keep every error."""
     result = Check(purpose=purpose, statistics=Statistics(measure=measure))
-    with tempfile.TemporaryDirectory() as folder:
-        spool = Spool(Path(folder) / "rows.jsonl")
-        try:
-            by_source = []
-            for index, source in enumerate(config.sources):
-                report = SourceReport(name=source_name(source))
-                result.sources.append(report)
-                begin = len(spool.entries)
-                _read(source, index, config, recipe_folder, result, report, spool)
-                by_source.append(spool.entries[begin:])
-            _choose(config, by_source, result)
-        finally:
-            spool.close()
+    with tempfile.TemporaryDirectory() as folder, Spool(Path(folder) / "rows.jsonl") as spool:
+        by_source = []
+        for index, source in enumerate(config.sources):
+            report = SourceReport(name=source_name(source))
+            result.sources.append(report)
+            begin = len(spool.entries)
+            _read(source, index, config, recipe_folder, result, report, spool)
+            by_source.append(spool.entries[begin:])
+        _choose(config, by_source, result)
     unit = "tokens" if measure.exact else f"tokens (about; {measure.unit} were counted)"
     lengths = result.statistics.token_lengths()
     for context in contexts or []:

@@ -199,9 +199,13 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _broken_json(file: FileRef, error: Exception) -> DataError:
-    line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
-    column = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    line, column, reason = 1, "", str(error)
+    if isinstance(error, json.JSONDecodeError):
+        # A document that was cut breaks at its end: the last line that is there is named.
+        end = len(error.doc.rstrip())
+        line = error.doc.count("\n", 0, min(error.pos, end)) + 1
+        column = f" at column {error.colno}" if error.pos < end else " at the end of the file"
+        reason = error.msg
     return DataError(
         where=f"{shown(file.path)}:{line}",
         found=f"not JSON: {reason}{column}",

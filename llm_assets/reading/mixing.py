@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from llm_assets.errors import DataError
 
@@ -28,11 +28,15 @@ class Entry:
 
 
 class Spool:
-    """Rows on disk with a small index in memory: data sets may be larger than the memory."""
+    """Rows on disk with a small index in memory: data sets may be larger than the memory.
+
+    A context manager: the file is closed at the end of the block.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = path.open("w+b")
-        self._end = 0
+        # Append mode: a row goes to the end also after rows were read.
+        self._file: IO[bytes] = path.open("a+b")
+        self._end = path.stat().st_size
         self.entries: list[Entry] = []
 
     def add(self, source: int, row: Mapping[str, Any], encoded: bytes) -> None:
@@ -57,8 +61,10 @@ class Spool:
             self._file.seek(entry.offset)
             yield self._file.read(entry.length)
 
-    def close(self) -> None:
-        """Close the file."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

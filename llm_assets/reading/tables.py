@@ -49,6 +49,9 @@ def read_csv(file: FileRef, report: FileReport, stream: IO[bytes]) -> Iterator[R
             f"{MAX_LINE_BYTES // 2**20} MiB",
             remedy="mend the quotes; the file may have been cut",
         ) from error
+    finally:
+        # The stream belongs to the caller: the wrapper must not close it when it is collected.
+        text.detach()
 
 
 def _csv_row(line: int, header: list[str], fields: list[str]) -> Record:

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_assets.data_settings import DataSettings, VillageSettings, VillageSource
+from llm_assets.data_settings import (
+    DataSettings,
+    FileSource,
+    HubSource,
+    VillageSettings,
+    VillageSource,
+)
 from llm_assets.errors import DataError
 from llm_assets.reading.eval_tasks import task_name, write_task
 from llm_assets.reading.mixing import Entry, Spool, mix, split, take_first
@@ -40,9 +46,10 @@ class _Taken:
 
 def run_corpus(context: StageContext) -> StageResult:
     """documents.jsonl: rows {text, source}, source after source, in file order."""
-    taken = _take(context, "corpus")
-    _write(context.out / "documents.jsonl", taken.spool.read(taken.entries))
-    return _result(taken, {"documents": taken.entries}, {})
+    with Spool(context.scratch / "corpus.jsonl") as spool:
+        taken = _take(context, "corpus", spool)
+        _write(context.out / "documents.jsonl", spool.read(taken.entries))
+        return _result(taken, {"documents": taken.entries}, {})
 
 
 def run_instructions(context: StageContext) -> StageResult:
@@ -70,21 +77,7 @@ def run_evals(context: StageContext) -> StageResult:
             settings = config.village or VillageSettings.model_validate({})
             tasks += village.write_eval_tasks(settings, context.out)
             continue
-        spool = Spool(context.scratch / f"evals-{len(reports)}.jsonl")
-        try:
-            for row, encoded in read_source(
-                source,
-                purpose="evals",
-                config=config,
-                recipe_folder=_recipe_folder(context),
-                report=report,
-            ):
-                spool.add(0, {"text": row["question"]}, encoded)
-            limit = min(source.limit or len(spool.entries), config.max_rows or len(spool.entries))
-            kept = take_first(spool.entries, limit)
-            items = [json.loads(line) for line in spool.read(kept)]
-        finally:
-            spool.close()
+        items = _read_items(context, source, report)
         first = report.files[0]
         given = source.task.name if source.task else None
         role = (source.task.role if source.task else None) or "capability"
@@ -117,6 +110,27 @@ def run_evals(context: StageContext) -> StageResult:
     )
 
 
+def _read_items(
+    context: StageContext, source: FileSource | HubSource, report: SourceReport
+) -> list[dict[str, Any]]:
+    """The items of one source, at most `limit` and `max_rows` of them."""
+    config: DataSettings = context.config
+    context.progress.say(f"reading {report.name}")
+    rows = read_source(
+        source,
+        purpose="evals",
+        config=config,
+        recipe_folder=_recipe_folder(context),
+        report=report,
+    )
+    with Spool(context.scratch / "evals.jsonl") as spool:
+        for row, encoded in rows:
+            spool.add(0, {"text": row["question"]}, encoded)
+        limits = [limit for limit in (source.limit, config.max_rows) if limit is not None]
+        kept = take_first(spool.entries, min(limits, default=None))
+        return [json.loads(line) for line in spool.read(kept)]
+
+
 def _write_tasks(
     folder: Path, name: str, role: str, items: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
@@ -131,13 +145,14 @@ def _write_tasks(
 
 
 def _run_divided(context: StageContext, purpose: str) -> StageResult:
-    taken = _take(context, purpose)
     config: DataSettings = context.config
-    parts = split(taken.entries, config.held_out, where=purpose)
-    _write(context.out / "train.jsonl", taken.spool.read(parts.train))
-    _write(context.out / "held_out.jsonl", taken.spool.read(parts.held_out))
-    crossing = Counter(entry.source for entry in parts.crossing)
-    return _result(taken, {"train": parts.train, "held_out": parts.held_out}, crossing)
+    with Spool(context.scratch / f"{purpose}.jsonl") as spool:
+        taken = _take(context, purpose, spool)
+        parts = split(taken.entries, config.held_out, where=f"data.{purpose}")
+        _write(context.out / "train.jsonl", spool.read(parts.train))
+        _write(context.out / "held_out.jsonl", spool.read(parts.held_out))
+        crossing = Counter(entry.source for entry in parts.crossing)
+        return _result(taken, {"train": parts.train, "held_out": parts.held_out}, crossing)
 
 
 def _check_sources(config: DataSettings, purpose: str) -> None:
@@ -154,11 +169,10 @@ def _recipe_folder(context: StageContext) -> Path:
     return Path(str(context.lineage.get("recipe_folder", ".")))
 
 
-def _take(context: StageContext, purpose: str) -> _Taken:
+def _take(context: StageContext, purpose: str, spool: Spool) -> _Taken:
     """Read every source into the spool and choose the rows of the mix."""
     config: DataSettings = context.config
     _check_sources(config, purpose)
-    spool = Spool(context.scratch / f"{purpose}.jsonl")
     by_source: list[list[Entry]] = []
     reports = []
     for index, source in enumerate(config.sources):
@@ -207,7 +221,6 @@ def _result(
         for name, entries in parts.items()
         for line in taken.spool.read(entries[:_SAMPLES])
     ]
-    taken.spool.close()
     return StageResult(
         metrics={
             "num_rows": Metric(value=num_rows),
