@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from llm_assets.costs.parameters import (
@@ -16,8 +15,9 @@ from llm_assets.costs.parameters import (
 )
 from llm_assets.costs.work import InputsInfo
 from llm_assets.data_settings import DataSettings, FileSource, HubSource
-from llm_assets.errors import LlmAssetsError, ModelError
+from llm_assets.errors import LlmAssetsError, UserError
 from llm_assets.recipe import Recipe
+from llm_assets.sources import import_path
 from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.protocol import Record, Store
 
@@ -62,10 +62,9 @@ def _model(recipe: Recipe) -> tuple[Architecture | None, int | None]:
         return from_settings(base.model, recipe.stages.vocabulary.size), None
     if source.path is None:
         return None, None
-    path = Path(source.path).expanduser()
-    path = path if path.is_absolute() else recipe.folder / path
     # What can't be read here is an error of the stage that imports it, not of an estimate.
-    with contextlib.suppress(ModelError, OSError):
+    with contextlib.suppress(UserError, OSError):
+        path = import_path(recipe, source.path)
         if path.suffix == ".gguf":
             return None, gguf_parameters(path)
         return from_folder(path), None

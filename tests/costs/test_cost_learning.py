@@ -362,3 +362,24 @@ def test_operations_of_the_tokens_that_were_really_trained() -> None:
     work = stage_work("sft_checkpoint", sft(), INFO)
     assert work.flops_of(work.tokens // 2) == pytest.approx(work.flops / 2)
     assert work.flops_of(0) == work.flops
+
+
+def test_an_imported_model_is_counted_where_it_can_be_read(tmp_path: Path) -> None:
+    import json
+
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(SHAPE))
+    recipe = load_recipe("tiny")
+    base = recipe.stages.base_checkpoint
+
+    def imported(path: str) -> InputsInfo:
+        block = base.model_copy(update={"model": None, "import_": ImportSettings(path=path)})
+        stages = recipe.stages.model_copy(update={"base_checkpoint": block})
+        here = recipe.model_copy(update={"stages": stages, "path": tmp_path / "recipe.yaml"})
+        return expected_info(here, "sft_checkpoint")
+
+    assert imported("base").architecture == ARCHITECTURE
+    assert imported(str(tmp_path / "base")).architecture == ARCHITECTURE
+    for unreadable in ("nothing", "nothing.gguf", "${NOT_SET_ANYWHERE}"):
+        info = imported(unreadable)
+        assert (info.architecture, info.num_parameters) == (None, None)
