@@ -7,6 +7,7 @@
     work         what each stage of a recipe has to compute
     expected     what is known of a stage's inputs before they exist
     learning     estimates corrected by earlier records
+    forecast     the estimates of a rerun set, from recipe, store and records
     memory       what a stage needs on each device
     entries      the ledger's documents, and reading them
     ledger       writing them: the money spent, one attempt at a time

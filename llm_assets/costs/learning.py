@@ -134,7 +134,9 @@ def estimate_stage(
     """
     device = device_of(rates)
     utilization = rates.utilization or DEFAULT_UTILIZATION
-    earlier = _newest(records, stage, device.name)
+    imported = getattr(settings, "import_", None) is not None
+    alike = [record for record in records if _is_import(record) == imported]
+    earlier = _newest(alike, stage, device.name)
     processes = processes_of(rates)
     try:
         work = stage_work(stage, settings, inputs_info, processes=processes)
@@ -186,6 +188,11 @@ def recorded_work(record: Record, info: InputsInfo, processes: int = 1) -> Stage
         return stage_work(record.stage, settings, info, processes=processes)
     except (ValidationError, RecipeError):
         return None
+
+
+def _is_import(record: Record) -> bool:
+    """It took a checkpoint from elsewhere, which says nothing about training one."""
+    return set(record.recipe) == {"import"}
 
 
 def _source(num_records: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from llm_assets.costs.expected import expected_info, record_info, stored_metadata, with_metadata
+from llm_assets.costs.forecast import check_recipe_memory, forecast
 from llm_assets.costs.learning import (
     estimate_stage,
     learned_utilization,
@@ -383,3 +384,49 @@ def test_an_imported_model_is_counted_where_it_can_be_read(tmp_path: Path) -> No
     for unreadable in ("nothing", "nothing.gguf", "${NOT_SET_ANYWHERE}"):
         info = imported(unreadable)
         assert (info.architecture, info.num_parameters) == (None, None)
+
+
+def test_an_imported_checkpoint_says_nothing_about_training_one() -> None:
+    trained = load_recipe("tiny").stages.base_checkpoint
+    taken = record(3.0, stage="base_checkpoint", recipe={"import": {"hub": "x", "revision": "y"}})
+    found = estimate_stage("base_checkpoint", trained, INFO, CPU, [taken])
+    assert found.source == "first principles"
+    block = trained.model_copy(update={"model": None, "import_": ImportSettings(path="x")})
+    again = estimate_stage("base_checkpoint", block, INFO, CPU, [taken])
+    assert (again.wall_s, again.num_records) == (3.0, 1)
+
+
+def test_a_forecast_of_a_rerun_set(store: Store, tmp_path: Path) -> None:
+    recipe = load_recipe("tiny")
+    earlier = [
+        record(40.0, recipe.stages.sft_checkpoint),
+        record(400.0, recipe.stages.sft_checkpoint, pipeline="other"),
+        record(70.0, recipe.stages.dpo_policy, stage="dpo_policy", pipeline="other"),
+    ]
+    names = {"sft_checkpoint": {}, "dpo_policy": {}, "release": {}}
+    found = forecast(recipe, store, names, earlier)
+    assert list(found.estimates) == list(names)
+    assert found.estimates["sft_checkpoint"].wall_s == 40.0
+    assert found.estimates["dpo_policy"].wall_s == 70.0
+    assert found.wall_s == pytest.approx(110.0 + STARTUP_S["release"])
+    assert sum(found.by_stage_usd.values()) == pytest.approx(found.cost_usd)
+    assert found.unknown == {}
+
+
+def test_a_forecast_says_what_it_can_t_know(store: Store) -> None:
+    recipe = load_recipe("tiny")
+    block = recipe.stages.base_checkpoint.model_copy(
+        update={"model": None, "import_": ImportSettings(hub="a/b", revision="c" * 40)}
+    )
+    stages = recipe.stages.model_copy(update={"base_checkpoint": block})
+    hub = recipe.model_copy(update={"stages": stages})
+    found = forecast(hub, store, {"base_checkpoint": {}, "sft_checkpoint": {}}, [])
+    assert list(found.estimates) == ["base_checkpoint"]
+    assert "number of parameters" in found.unknown["sft_checkpoint"]
+
+
+def test_a_recipe_that_can_t_fit_is_refused_before_it_starts() -> None:
+    recipe = load_recipe("tiny")
+    check_recipe_memory(recipe, STAGES)
+    with pytest.raises(RecipeError, match=r"stages\.base_checkpoint"):
+        check_recipe_memory(recipe, STAGES, memory_gib=0.1)
