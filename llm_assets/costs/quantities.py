@@ -138,7 +138,7 @@ def show_usd(value: float) -> str:
 
 def show_seconds(value: float) -> str:
     """`8.2 s`, `12 min`, `3.4 h`, `5.1 days`."""
-    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+    for size, unit in ((31557600.0, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if value >= 2 * size or (unit == "h" and value >= size):
             return f"{value / size:.1f} {unit}"
     return f"{value:.1f} s"
