@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from llm_assets.errors import DamagedError, StoreError
-from llm_assets.store.backend import Claim
+from llm_assets.store.backend import Item
 from llm_assets.store.canonical import encode
 from llm_assets.store.digest import ArtifactHash, BlobHash, Identity
 from llm_assets.store.directory_backend import DirectoryBackend, disk_errors
 from llm_assets.store.document_store import DocumentStore, artifact_keys
 from llm_assets.store.documents import encode_tree, make_tree, parse_tree
 from llm_assets.store.ingest import Ingested, ingest
-from llm_assets.store.local_objects import LocalObjects, blob_damaged, not_found, sync_folders
+from llm_assets.store.local_objects import LocalObjects, not_found, sync_folders
 from llm_assets.store.protocol import Damage, FileEntry, Tree
 from llm_assets.store.scanning import SourceFile, scan
 from llm_assets.store.sessions import Sessions
@@ -39,6 +39,29 @@ class DirectoryStore(DocumentStore):
     def close(self) -> None:
         """Delete this process's temporary files. The store may be used again after."""
         self.sessions.close()
+
+    @property
+    def local_root(self) -> Path:
+        """Where checkouts, notes and temporary files are."""
+        return self.root
+
+    # For garbage collection only
+
+    def delete_object(self, item: Item) -> None:
+        """Delete a blob or a tree, and what is noted about it."""
+        with contextlib.suppress(ValueError):
+            blob = BlobHash.parse(item.key.rpartition("/")[2])
+            self.objects.forget(blob)
+            self.objects.forget_size(blob, item.size_bytes)
+        self.backend.delete(item.key)
+
+    def open_uploads(self) -> Iterator[tuple[str, str]]:
+        """None: what a dead writer leaves is in its session."""
+        return iter(())
+
+    def abort_upload(self, key: str, upload: str) -> None:
+        """Never called: see open_uploads."""
+        raise StoreError(f"{self.url}: a directory has no uploads ({key}, {upload})")
 
     # Putting
 
@@ -195,12 +218,6 @@ class DirectoryStore(DocumentStore):
             ]
         return damage
 
-    def artifacts(self) -> Iterator[ArtifactHash]:
-        """All artifacts, in hash order."""
-        for item in self.backend.items("objects/trees"):
-            with contextlib.suppress(ValueError):
-                yield ArtifactHash.parse(item.key.rpartition("/")[2])
-
     def checkpoints(self, identity: Identity) -> Path:
         """`checkpoints/<identity>`, made when it is not there."""
         folder = self.root / "checkpoints" / identity
@@ -211,6 +228,3 @@ class DirectoryStore(DocumentStore):
 
 def _entry(file: SourceFile, blob: BlobHash) -> FileEntry:
     return FileEntry(path=file.path, size_bytes=file.stat.size_bytes, blob=blob)
-
-
-__all__ = ["Claim", "DirectoryStore", "blob_damaged"]

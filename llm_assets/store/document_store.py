@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from llm_assets.store.backend import Backend
 from llm_assets.store.canonical import encode, seal, unseal
 from llm_assets.store.clock import utc_now
 from llm_assets.store.digest import ArtifactHash, Identity
-from llm_assets.store.documents import parse_record, record_body, unseal_record
+from llm_assets.store.documents import record_body, unseal_record
 from llm_assets.store.leases import HeldLease, LeaseBook
 from llm_assets.store.names import decode_name, encode_name
 from llm_assets.store.protocol import Lease, Record, RefMove, Tree
@@ -31,7 +31,6 @@ class DocumentStore:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.leases = LeaseBook(backend, self._publish_record)
-        self._refs_guard = threading.Lock()
 
     def has(self, artifact: ArtifactHash) -> bool:
         """See the Protocol; each implementation looks its own objects up."""
@@ -40,6 +39,12 @@ class DocumentStore:
     def tree(self, artifact: ArtifactHash) -> Tree:
         """See the Protocol."""
         raise NotImplementedError
+
+    def artifacts(self) -> Iterator[ArtifactHash]:
+        """All artifacts, in hash order."""
+        for item in self.backend.items("objects/trees"):
+            with contextlib.suppress(ValueError):
+                yield ArtifactHash.parse(item.key.rpartition("/")[2])
 
     # Records
 
@@ -329,6 +334,3 @@ def _ref_moved(
             remedy="read the ref again and decide again",
         )
     )
-
-
-__all__ = ["DocumentStore", "artifact_keys", "blob_key", "hashes_in", "parse_record", "tree_key"]

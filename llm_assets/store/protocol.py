@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -170,9 +170,12 @@ class Store(Protocol):
     def entries(self, kind: str, prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
         """The documents of one kind whose key starts with `prefix`, in key order."""
 
-    def acquire(self, name: str, *, owner: str, ttl_s: float) -> Lease | None:
+    def acquire(
+        self, name: str, *, owner: str, ttl_s: float, reaches: Iterable[str] = ()
+    ) -> Lease | None:
         """Take a lease, or take it over when its heartbeat is older than its own time to live.
-        None when it is held by a live owner."""
+        None when it is held by a live owner. `reaches`: artifacts that garbage collection keeps
+        while the lease is alive, beside those of an identity in its name."""
 
     def lease_owner(self, name: str) -> str | None:
         """Who holds the lease now and is alive; None when nobody does."""

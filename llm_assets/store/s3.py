@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_assets.errors import DamagedError, NotFoundError, StoreError
+from llm_assets.store.backend import Item
 from llm_assets.store.canonical import encode
 from llm_assets.store.digest import ArtifactHash, BlobHash, Identity
 from llm_assets.store.directory_backend import disk_errors
@@ -46,6 +47,35 @@ class S3Store(DocumentStore):
     def close(self) -> None:
         """Delete this process's temporary files. The store may be used again after."""
         self.sessions.close()
+
+    @property
+    def local_root(self) -> Path:
+        """Where checkouts, notes and temporary files are: the cache."""
+        return self.cache
+
+    # For garbage collection only
+
+    def delete_object(self, item: Item) -> None:
+        """Delete a blob, a part list or a tree."""
+        self.backend.delete(item.key)
+
+    def open_uploads(self) -> Iterator[tuple[str, str]]:
+        """Key and id of every multipart upload that was neither completed nor aborted."""
+        cut = len(self.s3.key(""))
+        arguments: dict[str, str] = {"Prefix": self.s3.key("objects/")}
+        while True:
+            page = self.s3.call("list_multipart_uploads", **arguments)
+            for upload in page.get("Uploads", ()):
+                yield upload["Key"][cut:], upload["UploadId"]
+            if not page.get("IsTruncated"):
+                return
+            arguments["KeyMarker"] = page["NextKeyMarker"]
+            arguments["UploadIdMarker"] = page["NextUploadIdMarker"]
+
+    def abort_upload(self, key: str, upload: str) -> None:
+        """Give an upload up, with its parts."""
+        with contextlib.suppress(NotFoundError):
+            self.s3.call("abort_multipart_upload", Key=self.s3.key(key), UploadId=upload)
 
     # Putting
 
@@ -188,12 +218,6 @@ class S3Store(DocumentStore):
         if deep or not computed:
             return read_through(self.s3, entry.blob, entry.size_bytes)
         return ""
-
-    def artifacts(self) -> Iterator[ArtifactHash]:
-        """All artifacts, in hash order."""
-        for item in self.backend.items("objects/trees"):
-            with contextlib.suppress(ValueError):
-                yield ArtifactHash.parse(item.key.rpartition("/")[2])
 
     def checkpoints(self, identity: Identity) -> Path:
         """A folder of the cache: in-training saves stay on the machine that trains."""

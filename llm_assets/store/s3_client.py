@@ -34,7 +34,9 @@ _TRANSIENT = frozenset(
         "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody",
     )
 )  # fmt: skip
-_ABSENT = frozenset(("NoSuchKey", "404", "NotFound"))
+_ABSENT = frozenset(
+    ("NoSuchKey", "NoSuchUpload", "NoSuchLifecycleConfiguration", "404", "NotFound")
+)
 _REGION = frozenset(
     (
         "PermanentRedirect",
