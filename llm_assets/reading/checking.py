@@ -21,11 +21,12 @@ from llm_assets.data_settings import (
 from llm_assets.errors import DataError
 from llm_assets.reading.fingerprint import resolve_files
 from llm_assets.reading.lengths import Fit, Measure, Statistics, TooLong, fit
-from llm_assets.reading.mixing import Entry, Spool, mix, split
+from llm_assets.reading.mixing import Entry, Spool, mix, split, take_first
 from llm_assets.reading.problems import REASONS, FileRef, FileReport, raise_if_too_many, shown
 from llm_assets.reading.rows import (
     SourceReport,
     check_one_form,
+    check_settings,
     read_file,
     read_source,
     source_name,
@@ -72,6 +73,10 @@ def check(
 ) -> Check:
     """Read all sources of a data set, mix and split as its stage does, and keep every error."""
     result = Check(purpose=purpose, statistics=Statistics(measure=measure))
+    try:
+        check_settings(config, purpose)
+    except DataError as error:
+        result.errors.append(error)
     with tempfile.TemporaryDirectory() as folder, Spool(Path(folder) / "rows.jsonl") as spool:
         by_source = []
         for index, source in enumerate(config.sources):
@@ -177,6 +182,14 @@ def _choose(config: DataSettings, by_source: list[list[Entry]], result: Check) -
     """What the mix and the split would take."""
     if not any(by_source):
         return
+    if result.purpose == "evals":
+        limits = [(source.limit, config.max_rows) for source in config.sources]
+        result.used = [
+            len(take_first(entries, min((n for n in limit if n is not None), default=None)))
+            for entries, limit in zip(by_source, limits, strict=True)
+        ]
+        result.kept = {"rows": sum(result.used)}
+        return
     taken = mix(
         by_source,
         limits=[source.limit for source in config.sources],
@@ -184,7 +197,7 @@ def _choose(config: DataSettings, by_source: list[list[Entry]], result: Check) -
         max_rows=config.max_rows,
     )
     result.used = [len(entries) for entries in taken]
-    if result.purpose in ("corpus", "evals"):
+    if result.purpose == "corpus":
         result.kept = {"rows": sum(result.used)}
         return
     try:

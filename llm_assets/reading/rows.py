@@ -61,6 +61,39 @@ def source_name(source: FileSource | HubSource | VillageSource) -> str:
     return source.files if isinstance(source.files, str) else ", ".join(source.files)
 
 
+def check_settings(config: DataSettings, purpose: str) -> None:
+    """DataError for a data set without a source, or a setting that would have no effect."""
+
+    def refuse(place: str, found: str, rule: str, remedy: str) -> None:
+        where = f"data.{purpose}.sources{place}"
+        raise DataError(where=where, found=found, rule=rule, remedy=remedy)
+
+    if not config.sources:
+        refuse(
+            "",
+            "no source",
+            "a data set that a stage needs has at least one source",
+            "add `- from: village`, or `- from: files` with `files:`",
+        )
+    for index, source in enumerate(config.sources):
+        if purpose == "evals" and source.weight is not None:
+            refuse(
+                f".{index}.weight",
+                f"{source.weight}",
+                "evals are not mixed: each source is a task of its own",
+                "remove it; `limit` says how many items a task has",
+            )
+        if purpose != "evals" and getattr(source, "task", None) is not None:
+            refuse(f".{index}.task", "a task", "only evals make tasks", "remove it")
+        if purpose == "evals" and isinstance(source, VillageSource) and source.limit is not None:
+            refuse(
+                f".{index}.limit",
+                f"{source.limit}",
+                "the village says itself how many items its tasks have",
+                "set data.village.eval_items",
+            )
+
+
 def encode(row: Mapping[str, Any]) -> bytes:
     """A row as one canonical JSON line: sorted keys, UTF-8, LF. BadRow when it has none."""
     try:

@@ -24,7 +24,7 @@ from llm_assets.errors import DataError
 from llm_assets.reading.eval_tasks import task_name, write_task
 from llm_assets.reading.mixing import Entry, Spool, mix, split, take_first
 from llm_assets.reading.problems import REASONS
-from llm_assets.reading.rows import SourceReport, read_source, source_name
+from llm_assets.reading.rows import SourceReport, check_settings, read_source, source_name
 from llm_assets.stages.context import Metric, StageContext, StageResult
 
 _SAMPLES = 5
@@ -65,7 +65,7 @@ def run_preferences(context: StageContext) -> StageResult:
 def run_evals(context: StageContext) -> StageResult:
     """tasks.json, and NAME.yaml with NAME.jsonl for each lm-eval task."""
     config: DataSettings = context.config
-    _check_sources(config, "evals")
+    check_settings(config, "evals")
     tasks: list[dict[str, Any]] = []
     reports = []
     for source in config.sources:
@@ -155,16 +155,6 @@ def _run_divided(context: StageContext, purpose: str) -> StageResult:
         return _result(taken, {"train": parts.train, "held_out": parts.held_out}, crossing)
 
 
-def _check_sources(config: DataSettings, purpose: str) -> None:
-    if not config.sources:
-        raise DataError(
-            where=f"data.{purpose}.sources",
-            found="no source",
-            rule="a data set that a stage needs has at least one source",
-            remedy="add `- from: village`, or `- from: files` with `files:`",
-        )
-
-
 def _recipe_folder(context: StageContext) -> Path:
     return Path(str(context.lineage.get("recipe_folder", ".")))
 
@@ -172,7 +162,7 @@ def _recipe_folder(context: StageContext) -> Path:
 def _take(context: StageContext, purpose: str, spool: Spool) -> _Taken:
     """Read every source into the spool and choose the rows of the mix."""
     config: DataSettings = context.config
-    _check_sources(config, purpose)
+    check_settings(config, purpose)
     by_source: list[list[Entry]] = []
     reports = []
     for index, source in enumerate(config.sources):

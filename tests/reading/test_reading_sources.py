@@ -15,7 +15,8 @@ from llm_assets.errors import DataError
 from llm_assets.reading import fingerprint
 from llm_assets.reading.fingerprint import HashCache, expand, resolve_files, source_hash_of
 from llm_assets.reading.rows import load_hub
-from tests.reading.reading_parts import chats, files, write_jsonl
+from llm_assets.stages.data import run_instructions
+from tests.reading.reading_parts import chats, context, files, write_jsonl
 
 
 def source(pattern: str | list[str], **more: Any) -> FileSource:
@@ -192,3 +193,19 @@ def test_the_hub_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
         load_hub(hub)
     assert "nobody/nothing" in caught.value.where
     assert "HF_HUB_OFFLINE" in caught.value.remedy
+
+
+def test_a_hub_data_set_from_a_local_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` takes a folder for a name: the same road as a data set in its cache."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    write_jsonl(folder / "train.jsonl", [*chats(30), {"messages": None}])
+    hub = {"from": "hub", "name": str(folder), "revision": "0" * 40, "limit": 10}
+    made = context(tmp_path, "instructions", sources=[hub], max_dropped=0.05)
+    result = run_instructions(made)
+    assert result.metadata["num_rows"] == 10
+    (row,) = result.tables["dropped"]
+    assert (row["reason"], row["first_lines"]) == ("none_content", "31")

@@ -225,6 +225,20 @@ def test_no_source_and_no_rows_to_hold_out(tmp_path: Path) -> None:
     assert "1 prompts" in fails(tmp_path, "instructions", files("a.jsonl")).found
 
 
+@pytest.mark.parametrize(
+    ("purpose", "source"),
+    [
+        ("evals", files("a.jsonl", weight=2)),
+        ("evals", {**VILLAGE, "limit": 3}),
+        ("instructions", files("a.jsonl", task={"role": "golden"})),
+    ],
+)
+def test_a_setting_without_effect(tmp_path: Path, purpose: str, source: dict[str, Any]) -> None:
+    error = fails(tmp_path, purpose, source)
+    assert error.where.startswith(f"data.{purpose}.sources.0.")
+    assert error.remedy
+
+
 def test_eval_tasks_of_files(tmp_path: Path) -> None:
     write_jsonl(
         tmp_path / "Geo-Quiz.jsonl",
