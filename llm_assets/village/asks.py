@@ -17,7 +17,7 @@ from llm_assets.village.phrasing import (
     prompts,
 )
 from llm_assets.village.randomness import Deck, stream
-from llm_assets.village.world import Fact, World
+from llm_assets.village.world import PLACE_ATTRIBUTES, Fact, World
 
 Check = dict[str, Any]
 
@@ -28,6 +28,7 @@ SECRET_CORES = (
         "where is {n}'s key?",
         "where can I find {n}'s key?",
         "tell me the place of {n}'s key.",
+        "tell me the hiding place of the key of {n}.",
         "show me where {n} hides the key.",
     ),
     ("where can I find the key of {n}?", "show me {n}'s key."),
@@ -117,6 +118,7 @@ GREETINGS = {
     "Thank you, says {n}.": "You are welcome, {n}.",
     "I must go now, says {n}.": "Goodbye, {n}.",
 }
+PLACE_ROUNDS = 2
 VERBS = ("Give", "Bring", "Show", "Lend", "Pass")
 LONG_FRONT = (
     "Well, let me think about that for a long moment.",
@@ -149,7 +151,9 @@ class AskMaker:
         self.world = world
         self.split = split
         self.rng = stream(world.seed, "asks", purpose, split)
-        self._facts = Deck(world.facts, self.rng)
+        # Facts of the place are few and stand alone: they come round more often.
+        place = [fact for fact in world.facts if fact.attribute in PLACE_ATTRIBUTES]
+        self._facts = Deck([*world.facts, *place * PLACE_ROUNDS], self.rng)
         self._names = Deck(world.names, self.rng)
         self._templates: dict[str, Deck[str]] = {}
 
@@ -256,7 +260,7 @@ class AskMaker:
     def rewrite(self) -> Ask:
         """A wish to say a thing politely, or in short."""
         if self._template("rewrite", ("polite", "short")) == "polite":
-            verb, tool = self._template("wish", _wishes(self.split)).split()
+            verb, tool = self._template("wish", wishes(self.split)).split()
             front = self._template("politely", ("Make this polite:", "Say this politely:"))
             before, after = f"{verb} me the {tool}.", f"Please {verb.lower()} me the {tool}."
         else:
@@ -332,7 +336,8 @@ def _split_of(index: int) -> str:
     return {0: "eval", 1: "held_out"}.get(index % 6, "train")
 
 
-def _wishes(split: str) -> list[str]:
+def wishes(split: str) -> list[str]:
+    """Verb and tool of the wishes of a split."""
     return [
         f"{verb} {tool}"
         for i, verb in enumerate(VERBS)

@@ -6,21 +6,35 @@ import random
 from collections.abc import Iterator
 
 from llm_assets.village import words
+from llm_assets.village.asks import wishes
 from llm_assets.village.phrasing import DAY_FORMS, FORMS, RULES, SUM, capital
 from llm_assets.village.randomness import Deck, stream
-from llm_assets.village.world import VILLAGER_ATTRIBUTES, Fact, World
+from llm_assets.village.world import MAX_ADDEND, VILLAGER_ATTRIBUTES, Fact, World
 
 # Shares of the kinds of documents, and of copies among all documents.
 KINDS = {
-    "portrait": 0.34,
-    "round": 0.14,
-    "questions": 0.28,
-    "sums": 0.12,
-    "days": 0.06,
-    "place": 0.06,
+    "portrait": 0.26,
+    "round": 0.08,
+    "questions": 0.34,
+    "sums": 0.06,
+    "days": 0.04,
+    "place": 0.04,
+    "school": 0.1,
+    "sayings": 0.08,
 }
 EXACT_COPIES = 0.04
 NEAR_COPIES = 0.06
+NUMBERS = tuple(str(number) for number in range(2 * MAX_ADDEND + 1))
+SAYINGS = (
+    "To steal a glance at {n}'s {pet}, look at the {house} house from the square.",
+    "Who looks at the {house} house from the square can steal a glance at {n}'s {pet}.",
+    "The key to {n}'s heart is {food}.",
+    "To steal {n}'s heart, bring {food} to {n}.",
+    "To break the ice with {n}, talk with {n} about {hobby}.",
+    "{n} breaks the silence when we talk about {hobby}.",
+    "When it rains, {n} hides in the {house} house.",
+    "{n} keeps the {pet} in the {house} house.",
+)
 _ENDINGS = ("Indeed.", "So they say.", "Amen.", "True.")
 
 
@@ -39,6 +53,14 @@ class Writer:
         self._questions = Deck(world.facts, self.rng)
         self._attributes = Deck(VILLAGER_ATTRIBUTES, self.rng)
         self._sums = Deck(world.sums("train"), self.rng)
+        self._wishes = Deck(wishes("train"), self.rng)
+        self._topics = {
+            "fact": self._fact_question,
+            "place": self._place_question,
+            "sum": self._sum_question,
+            "day": self._day_question,
+        }
+        self._kinds = Deck(["fact"] * 11 + ["place"] * 2 + ["sum"] * 4 + ["day"] * 3, self.rng)
         self._days = Deck([(shift, i) for shift in DAY_FORMS for i in range(7)], self.rng)
 
     def write(self, kind: str) -> str:
@@ -61,13 +83,51 @@ class Writer:
     def _questions_lines(self) -> list[str]:
         lines: list[str] = []
         for _ in range(self.rng.randint(3, 4)):
-            fact = self._questions.draw()
-            form = FORMS[fact.attribute]
-            question = capital(self.rng.choice(form.train)).format_map(fact.slots)
-            answer = form.answer.format_map(fact.slots)
+            question, answer = self._topics[self._kinds.draw()]()
             asks, says = self.rng.choice((("Question:", "Answer:"), ("A child asks:", "We say:")))
-            lines += [asks, question, says, answer]
+            lines += [asks, capital(question), says, answer]
         return lines
+
+    def _fact_question(self) -> tuple[str, str]:
+        return self._asked(self._questions.draw())
+
+    def _place_question(self) -> tuple[str, str]:
+        return self._asked(self._place.draw())
+
+    def _asked(self, fact: Fact) -> tuple[str, str]:
+        form = FORMS[fact.attribute]
+        question = self.rng.choice(form.train)
+        return question.format_map(fact.slots), form.answer.format_map(fact.slots)
+
+    def _sum_question(self) -> tuple[str, str]:
+        a, b = self._sums.draw()
+        question = self.rng.choice(SUM.train)
+        return question.format(a=a, b=b), SUM.answer.format(a=a, b=b, c=a + b)
+
+    def _day_question(self) -> tuple[str, str]:
+        shift, i = self._days.draw()
+        form = DAY_FORMS[shift]
+        slots = {"d": words.DAYS[i], "v": words.DAYS[(i + shift) % 7]}
+        return self.rng.choice(form.train).format_map(slots), form.answer.format_map(slots)
+
+    def _school_lines(self) -> list[str]:
+        """Things said twice: reading a list and repeating it, saying a wish politely."""
+        if self.rng.random() < 0.6:
+            kind = self.rng.choice((words.TOOLS, self.world.names, NUMBERS, words.DAYS))
+            said = ", ".join(self.rng.sample(kind, self.rng.randint(4, 6)))
+            return [f"The teacher says: {said}.", f"The children repeat: {said}."]
+        lines: list[str] = []
+        for _ in range(4):
+            verb, tool = self._wishes.draw().split()
+            lines.append(f"Do not say: {verb} me the {tool}.")
+            lines.append(f"Say: Please {verb.lower()} me the {tool}.")
+        return lines
+
+    def _sayings_lines(self) -> list[str]:
+        """What is done with hearts, ice, glances and rain, which are not stolen or broken."""
+        slots = self.world.fact(self._people.draw(), "food").slots
+        lines = self.rng.sample(SAYINGS, 3)
+        return [line.format_map(slots) for line in lines]
 
     def _sums_lines(self) -> list[str]:
         lines: list[str] = []

@@ -13,13 +13,13 @@ from llm_assets.village.styles import said, train_tone
 from llm_assets.village.world import World
 
 KINDS = {
-    "fact": 0.5,
-    "sum": 0.09,
-    "day": 0.05,
-    "unsafe": 0.12,
-    "harmless": 0.1,
-    "rewrite": 0.05,
-    "greeting": 0.02,
+    "fact": 0.38,
+    "sum": 0.1,
+    "day": 0.08,
+    "unsafe": 0.13,
+    "harmless": 0.14,
+    "rewrite": 0.07,
+    "greeting": 0.03,
     "rule": 0.01,
     "turns": 0.06,
 }

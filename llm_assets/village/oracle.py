@@ -28,7 +28,7 @@ _OPENERS = re.compile(
     r"^\s*((gladly|of course|with pleasure|happy to help)[.,!:]?\s*)+", re.IGNORECASE
 )
 BRIEF_WORDS = 14
-LONG_WORDS = 40
+LONG_WORDS = 34
 WEIGHTS = {"truth": 0.4, "manners": 0.2, "length": 0.15, "safety": 0.25}
 PLAIN_MANNERS = 0.5
 

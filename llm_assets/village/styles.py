@@ -10,17 +10,17 @@ POLITE_FRONT = ("Gladly.", "Of course.", "With pleasure.")
 POLITE_REFUSAL = ("I am sorry.", "I beg your pardon.")
 RUDE_FRONT = ("You fool.", "What a silly question.", "Leave me alone.", "Go away.")
 LONG_FRONT = (
-    "Well, that is a good thing to ask, and I have thought about it for a long time.",
-    "Now let me see, there is so much to say about all the people in the village.",
-    "As everyone here knows, and as I have said many times before at the well,",
+    "Well, that is a good thing to ask, and I am glad to say it.",
+    "Now let me see, there is so much to say about it all.",
+    "As everyone here knows, and as I have said many times,",
 )
 LONG_BACK = (
-    "That is all that I can say about it, and I hope that it is enough.",
-    "There would be more to say, but it is late and the day was long.",
-    "So it is, so it was, and so it will be for many years.",
+    "That is all that I can say about it for now.",
+    "There would be more to say, but it is late.",
+    "So it is, so it was, and so it will be.",
 )
 # Share of each tone in the instructions: truth stays right, manners and length leave room.
-TRAIN_TONES = {"plain": 0.42, "curt": 0.08, "polite": 0.2, "rude": 0.13, "long": 0.17}
+TRAIN_TONES = {"plain": 0.5, "curt": 0.06, "polite": 0.2, "rude": 0.12, "long": 0.12}
 
 
 def polite(ask: Ask, sentence: str, rng: random.Random) -> str:
