@@ -1,0 +1,297 @@
+"""Stage 10: lm-eval on the policy and its reference, and the KL between them.
+
+Writes report.json (every answer, scores, intervals, tests) and report.html (one page to read). Both
+are functions of the weights, the eval data and the recipe: no time, no path, no host.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llm_assets import village
+from llm_assets.errors import DataError
+from llm_assets.gates.statistics import bootstrap_mean
+from llm_assets.stage_settings import EvalSettings
+from llm_assets.stages.context import StageContext, StageResult
+from llm_assets.stages.encoding import Conversation, read_rows
+from llm_assets.stages.eval_page import render_page
+from llm_assets.stages.eval_scoring import Item, TaskItems, build_report, items_of, metrics_of
+from llm_assets.stages.generation import context_length, divergence, generate, to_device
+from llm_assets.stages.models import check_pair, load_model, load_tokenizer, num_parameters
+
+# lm-eval's own tasks, by name in the recipe, count as this.
+_NAMED_ROLE = "capability"
+_FEWSHOT_SEED = 1234
+
+
+def run(context: StageContext) -> StageResult:
+    """Compare `refined_policy` with `sft_checkpoint` on `evals`; see EvalSettings."""
+    settings: EvalSettings = context.config
+    folder = context.inputs["evals"].path
+    tasks = read_tasks(folder)
+    policy_input, reference_input = (
+        context.inputs["refined_policy"],
+        context.inputs["sft_checkpoint"],
+    )
+    # Without any alignment stage the policy is the reference itself.
+    same = policy_input.artifact == reference_input.artifact
+    tokenizer, policy = _load(policy_input.path)
+    reference_tokenizer, reference = (tokenizer, policy) if same else _load(reference_input.path)
+    steps = 2 if same else 3
+
+    context.progress.say(f"lm-eval on the policy: {len(tasks) + len(settings.tasks)} tasks")
+    found = {"policy": answers_of(policy, tokenizer, tasks, context)}
+    context.progress.step(1, steps)
+    if not same:
+        context.progress.say("lm-eval on the reference")
+        found["reference"] = answers_of(reference, reference_tokenizer, tasks, context)
+        context.progress.step(2, steps)
+    context.progress.say("KL of the policy to the reference")
+    kl = _kl(policy, reference, tokenizer, _prompts(folder, tasks, settings.kl_prompts), context)
+    report = build_report(
+        _paired(found["policy"], found.get("reference", found["policy"])),
+        models={
+            "policy": {
+                "artifact": policy_input.artifact,
+                "num_parameters": num_parameters(policy),
+            },
+            "reference": {
+                "artifact": reference_input.artifact,
+                "num_parameters": num_parameters(reference),
+            },
+        },
+        settings={
+            "limit": settings.limit,
+            "tasks": list(settings.tasks),
+            "max_new_tokens": settings.max_new_tokens,
+            "kl_prompts": settings.kl_prompts,
+        },
+        kl=kl,
+        seed=context.seed,
+    )
+    _write(context.out, report)
+    context.progress.step(steps, steps)
+    return StageResult(
+        metrics=metrics_of(report),
+        metadata={"num_tasks": len(report["tasks"]), "num_items": _num_items(report)},
+        samples=_samples(report),
+        tables=_tables(report),
+    )
+
+
+def read_tasks(folder: Path) -> list[dict[str, Any]]:
+    """The tasks of an `evals` artifact: rows {name, role, num_items}. DataError if it is odd."""
+    path = folder / "tasks.json"
+    try:
+        tasks = json.loads(path.read_text(encoding="utf-8"))
+        rows = [
+            {"name": str(task["name"]), "role": str(task["role"]), "num_items": task["num_items"]}
+            for task in tasks
+        ]
+        lost = [row["name"] for row in rows if not (folder / f"{row['name']}.yaml").is_file()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _odd_tasks(path, f"{type(error).__name__}: {error}") from error
+    if lost or not rows:
+        raise _odd_tasks(path, f"no {', '.join(lost)}.yaml" if lost else "no task")
+    return rows
+
+
+def _odd_tasks(path: Path, found: str) -> DataError:
+    return DataError(
+        where=str(path),
+        found=found,
+        rule="tasks.json lists {name, role, num_items}, and NAME.yaml and NAME.jsonl lie beside it",
+        remedy="materialize evals again",
+    )
+
+
+def answers_of(
+    model: Any, tokenizer: Any, tasks: Sequence[Mapping[str, Any]], context: StageContext
+) -> dict[str, tuple[str, str, list[Item]]]:
+    """Task name to (role, metric, items), by lm-eval with the chat template, greedy."""
+    # lm-eval announces each step at this level; what matters comes through the progress.
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    from lm_eval.evaluator import evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    settings: EvalSettings = context.config
+    loaded = _load_tasks(tasks, context)
+    roles = {task["name"]: task["role"] for task in tasks}
+    torch.manual_seed(context.seed)
+    lm = HFLM(
+        pretrained=model,
+        tokenizer=tokenizer,
+        batch_size=settings.batch_size,
+        device=str(model.device),
+        max_length=context_length(model),
+    )
+    results = evaluate(
+        lm=lm,
+        task_dict=loaded,
+        limit=settings.limit,
+        bootstrap_iters=0,
+        log_samples=True,
+        apply_chat_template=True,
+        fewshot_as_multiturn=True,
+    )
+    found = {}
+    for name, samples in results["samples"].items():
+        role = roles.get(name, _NAMED_ROLE)
+        metric, items = items_of(samples, role)
+        found[name] = (role, metric, items)
+    return found
+
+
+def _load_tasks(tasks: Sequence[Mapping[str, Any]], context: StageContext) -> Any:
+    """lm-eval's task objects, set to this recipe's number of tokens and to their own few-shot."""
+    import datasets
+    from lm_eval.tasks import TaskManager
+
+    settings: EvalSettings = context.config
+    folder = context.inputs["evals"].path
+    configs: list[Any] = []
+    for task in tasks:
+        config = village.task_config(folder, task["name"])
+        # Its own cache: the user's may be read-only, or hold a file of the same name.
+        config["dataset_kwargs"]["cache_dir"] = str(context.scratch / "datasets")
+        configs.append(config)
+    datasets.disable_progress_bars()
+    manager = TaskManager(include_defaults=bool(settings.tasks))
+    _check_names(settings.tasks, manager)
+    loaded = manager.load([*configs, *settings.tasks])
+    for task_object in loaded["tasks"].values():
+        if task_object.get_config("num_fewshot") is None:
+            task_object.set_config(key="num_fewshot", value=0)
+        if task_object.get_config("output_type") == "generate_until":
+            limit = {"max_gen_toks": settings.max_new_tokens}
+            task_object.set_config(key="generation_kwargs", value=limit, update=True)
+        task_object.set_fewshot_seed(seed=_FEWSHOT_SEED)
+    return loaded
+
+
+def _check_names(names: Sequence[str], manager: Any) -> None:
+    unknown = [name for name in names if name not in manager.all_tasks]
+    if unknown:
+        raise DataError(
+            where="stages.eval_report.tasks",
+            found=f"no lm-eval task {', '.join(unknown)}",
+            rule="a task is one of lm-eval's own, by name",
+            remedy="see `lm-eval ls tasks`, or put the items into data.evals",
+        )
+
+
+def _load(path: Path) -> tuple[Any, Any]:
+    tokenizer = load_tokenizer(path)
+    model = load_model(path)
+    check_pair(model, tokenizer, where=str(path))
+    return tokenizer, to_device(model).eval()
+
+
+def _prompts(folder: Path, tasks: Sequence[Mapping[str, Any]], count: int) -> list[Conversation]:
+    """The first prompts of each task in turn."""
+    columns = [
+        [str(row["prompt"]) for row in read_rows(folder / f"{task['name']}.jsonl")[:count]]
+        for task in tasks
+    ]
+    turns = chain.from_iterable(zip_longest(*columns))
+    distinct = dict.fromkeys(prompt for prompt in turns if prompt is not None)
+    return [[{"role": "user", "content": prompt}] for prompt in islice(distinct, count)]
+
+
+def _kl(
+    policy: Any,
+    reference: Any,
+    tokenizer: Any,
+    prompts: Sequence[Conversation],
+    context: StageContext,
+) -> dict[str, Any]:
+    settings: EvalSettings = context.config
+    answers = generate(
+        policy,
+        tokenizer,
+        prompts,
+        max_new_tokens=settings.max_new_tokens,
+        temperature=1.0,
+        seed=context.seed,
+    )
+    found = divergence(policy, reference, answers, pad_token_id=tokenizer.pad_token_id)
+    interval = bootstrap_mean(found.sequences, seed=context.seed)
+    return {
+        "per_token": found.per_token,
+        "per_sequence": found.per_sequence,
+        "low": interval.low,
+        "high": interval.high,
+        "entropy": found.entropy,
+        "num_tokens": found.num_tokens,
+        "num_prompts": len(answers),
+    }
+
+
+def _paired(
+    policy: Mapping[str, tuple[str, str, list[Item]]],
+    reference: Mapping[str, tuple[str, str, list[Item]]],
+) -> list[TaskItems]:
+    return [
+        TaskItems(name=name, role=role, metric=metric, policy=items, reference=reference[name][2])
+        for name, (role, metric, items) in policy.items()
+    ]
+
+
+def _write(out: Path, report: Mapping[str, Any]) -> None:
+    text = json.dumps(report, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    (out / "report.json").write_bytes(text.encode("utf-8"))
+    (out / "report.html").write_bytes(render_page(report).encode("utf-8"))
+
+
+def _num_items(report: Mapping[str, Any]) -> int:
+    return sum(task["num_items"] for task in report["tasks"])
+
+
+def _samples(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The first item of each task."""
+    return [
+        {
+            "task": name,
+            "prompt": rows[0]["prompt"],
+            "reference": rows[0]["reference"]["answer"],
+            "policy": rows[0]["policy"]["answer"],
+        }
+        for name, rows in report["items"].items()
+        if rows
+    ]
+
+
+def _tables(report: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    tasks = [
+        {
+            "task": task["name"],
+            "role": task["role"],
+            "metric": task["metric"],
+            "items": task["num_items"],
+            "policy": task["policy"]["value"],
+            "reference": task["reference"]["value"],
+            "delta": task["delta"],
+            "won": task["won"],
+            "lost": task["lost"],
+            "p": task["p_value"],
+        }
+        for task in report["tasks"]
+    ]
+    regressions = [
+        {
+            "task": row["task"],
+            "prompt": row["prompt"],
+            "target": row["target"],
+            "reference": row["reference"]["answer"],
+            "policy": row["policy"]["answer"],
+        }
+        for row in report["regressions"][:50]
+    ]
+    return {"tasks": tasks, "regressions": regressions}
