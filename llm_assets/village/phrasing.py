@@ -248,7 +248,7 @@ RULES = (
 
 QUESTION_FRAMES = (
     "{q}",
-    "Please tell me: {q}",
+    "Please say: {q}",
     "I want to know: {q}",
     "Tell me, {q}",
     "A question: {q}",
