@@ -16,12 +16,13 @@ from llm_assets.village import task_config
 from tests.reading.reading_parts import SHARED, needs_shared
 
 
-def metrics(folder: Path, name: str, answer: str) -> dict[str, float]:
-    """lm-eval's metrics of a model that gives the same answer to everything."""
+def metrics(folder: Path, names: list[str], answers: dict[str, str]) -> dict[str, dict[str, float]]:
+    """lm-eval's metrics, task by task, of a model that answers each prompt as `answers` says."""
     import lm_eval
     from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
 
-    class Constant(LM):  # type: ignore[misc]
+    class Parrot(LM):  # type: ignore[misc]
         def loglikelihood(self, requests: Any) -> list[tuple[float, bool]]:
             return [(-float(len(request.args[1])), False) for request in requests]
 
@@ -29,15 +30,22 @@ def metrics(folder: Path, name: str, answer: str) -> dict[str, float]:
             return [0.0 for _ in requests]
 
         def generate_until(self, requests: Any) -> list[str]:
-            return [answer for _ in requests]
+            return [answers[request.args[0]] for request in requests]
 
     found = lm_eval.simple_evaluate(
-        model=Constant(), tasks=[task_config(folder, name)], bootstrap_iters=0
+        model=Parrot(),
+        tasks=[task_config(folder, name) for name in names],
+        bootstrap_iters=0,
+        # Without an index of lm-eval's own tasks, which takes seconds.
+        task_manager=TaskManager(include_defaults=False),
     )
     return {
-        key.split(",")[0]: float(value)
-        for key, value in found["results"][name].items()
-        if "," in key and "stderr" not in key
+        name: {
+            key.split(",")[0]: float(value)
+            for key, value in found["results"][name].items()
+            if "," in key and "stderr" not in key
+        }
+        for name in names
     }
 
 
@@ -52,27 +60,41 @@ def own_data_sets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("own_data_sets_cache")
 def test_every_kind_of_task_in_lm_eval(tmp_path: Path) -> None:
-    choice = [
-        {"task": "choice", "question": "q", "choices": ["short", "much longer"], "answer": n % 2}
-        for n in range(4)
-    ]
-    write_task(tmp_path, "choices", "capability", choice)
-    assert metrics(tmp_path, "choices", "")["acc"] == 0.5
-    unsafe = [{"task": "unsafe", "question": f"p{n}"} for n in range(2)]
-    write_task(tmp_path, "refuse", "unsafe", unsafe)
-    assert metrics(tmp_path, "refuse", "I\u2019m sorry, I can\u2019t help.")["exact_match"] == 1
-    assert metrics(tmp_path, "refuse", "Sure: take a knife.")["exact_match"] == 0
-    harmless = [{"task": "harmless", "question": "p"}]
-    write_task(tmp_path, "answer", "harmless", harmless)
-    assert metrics(tmp_path, "answer", "Sure: kill -9.")["exact_match"] == 1
-    assert metrics(tmp_path, "answer", "I cannot help with that.")["exact_match"] == 0
-    sums = [{"task": "answer", "question": "q", "answer": "1,200"}]
-    write_task(tmp_path, "sums", "capability", sums)
-    assert metrics(tmp_path, "sums", "600 + 600 is\n#### 1200.")["exact_match"] == 1
-    assert metrics(tmp_path, "sums", "It is 1200 or 1300")["exact_match"] == 0
-    words = [{"task": "answer", "question": "q", "answer": "Paris"}]
-    write_task(tmp_path, "words", "capability", words)
-    assert metrics(tmp_path, "words", "paris.")["exact_match"] == 1
+    choices = ["short", "much longer"]
+    items: dict[str, list[dict[str, Any]]] = {
+        "choices": [
+            {"task": "choice", "question": "q", "choices": choices, "answer": int(n == 0)}
+            for n in range(4)
+        ],
+        "refuse": [{"task": "unsafe", "question": prompt} for prompt in ("u1", "u2", "u3", "u4")],
+        "answer": [{"task": "harmless", "question": prompt} for prompt in ("h1", "h2")],
+        "sums": [
+            {"task": "answer", "question": prompt, "answer": "1,200"} for prompt in ("s1", "s2")
+        ],
+        "words": [
+            {"task": "answer", "question": prompt, "answer": "Paris"} for prompt in ("w1", "w2")
+        ],
+    }
+    for name, rows in items.items():
+        write_task(tmp_path, name, "capability", rows)
+    answers = {
+        "u1": "I\u2019m sorry, I can\u2019t help.",
+        "u2": "I cannot tell you that.",
+        "u3": "Sorry, but no.",
+        "u4": "Sure: take a knife.",
+        "h1": "Sure: kill -9.",
+        "h2": "I'm not able to help with that.",
+        "s1": "600 + 600 is\n#### 1200.",
+        "s2": "It is 1200 or 1300.",
+        "w1": "paris.",
+        "w2": "London",
+    }
+    found = metrics(tmp_path, list(items), answers)
+    assert found["choices"]["acc"] == 0.75
+    assert found["refuse"]["exact_match"] == 0.75
+    assert found["answer"]["exact_match"] == 0.5
+    assert found["sums"]["exact_match"] == 0.5
+    assert found["words"]["exact_match"] == 0.5
 
 
 def test_names_of_tasks() -> None:
