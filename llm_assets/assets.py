@@ -25,6 +25,7 @@ from llm_assets.engine import (
     build_job,
     check_upstream,
     gate_results,
+    gates_of,
     overrides_of,
 )
 from llm_assets.errors import LlmAssetsError, WorkerError
@@ -105,9 +106,9 @@ def _build_asset(recipe: Recipe, name: str, node: Node) -> AssetsDefinition:
             name=metric,
             asset=key,
             blocking=True,
-            description=_threshold_text(metric, gate.model_dump(exclude_none=True)),
+            description=_threshold_text(metric, gate),
         )
-        for metric, gate in recipe.gates.get(name, {}).items()
+        for metric, gate in gates_of(recipe, name).items()
     ]
 
     @asset(
@@ -146,7 +147,7 @@ def _group(number: int) -> str:
 
 
 def _threshold_text(metric: str, gate: Mapping[str, Any]) -> str:
-    limits = [f"{bound} {gate[bound]:g}" for bound in ("min", "max") if bound in gate]
+    limits = [f"{bound} {gate[bound]:g}" for bound in ("min", "max") if gate.get(bound) is not None]
     confident = ", with 95 % confidence" if gate.get("confident") else ""
     return f"{metric}: {' and '.join(limits)}{confident}"
 

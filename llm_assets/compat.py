@@ -7,6 +7,7 @@
   wait for them are enough. No public base for that exists.
 - `capture_interrupts`, `pop_captured_interrupt`: how Dagster's own commands and executors turn a
   signal into the end of a run.
+- `free_concurrency_slots_for_run`: see `free_slots`.
 - `wipe_input_asset_version_info`: see `forget_input_version`.
 """
 
@@ -25,7 +26,13 @@ from dagster._core.execution.plan.instance_concurrency_context import InstanceCo
 from dagster._core.execution.retries import RetryMode
 from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt
 
-__all__ = ["ThreadExecutor", "cancelled", "capture_interrupts", "forget_input_version"]
+__all__ = [
+    "ThreadExecutor",
+    "cancelled",
+    "capture_interrupts",
+    "forget_input_version",
+    "free_slots",
+]
 
 _CANCELLED: dict[str, threading.Event] = {}
 _DONE = object()
@@ -95,6 +102,7 @@ class ThreadExecutor(Executor):
                     raise
         finally:
             _CANCELLED.pop(run_id, None)
+            free_slots(job_context.instance, run_id)
 
     def _drive(
         self, job_context: Any, active: Any, pool: ThreadPoolExecutor, events: Any
@@ -127,6 +135,13 @@ class ThreadExecutor(Executor):
                 active.handle_event(event)
                 continue
             yield from active.plan_events_iterator(job_context)
+
+
+def free_slots(instance: Any, run_id: str) -> None:
+    """Give back the pool slots that a run holds. Dagster frees a slot when its step ends; the steps
+    of an interrupted or killed run never do, and the next run would wait for them for ever."""
+    if instance.event_log_storage.supports_global_concurrency_limits:
+        instance.event_log_storage.free_concurrency_slots_for_run(run_id)
 
 
 def _mark_cancelling(job_context: Any) -> None:

@@ -1,19 +1,25 @@
 """Runs stages of one recipe as a Dagster run of this process, with the job's own executor."""
 
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dagster import (
     AssetKey,
     DagsterInstance,
     DagsterRunStatus,
     JobDefinition,
+    RunsFilter,
     build_reconstructable_job,
     execute_job,
 )
 
-from llm_assets.compat import capture_interrupts
+from llm_assets.compat import capture_interrupts, free_slots
 from llm_assets.recipe import Recipe
+
+_PROCESS_TAG = "llm_assets/process"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +47,12 @@ def run_stages(recipe: Recipe, stages: Sequence[str]) -> RunResult:
     )
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     with DagsterInstance.get() as instance, capture_interrupts():
+        end_dead_runs(instance)
         result = execute_job(
             job,
             instance=instance,
             run_config=quiet,
+            tags={_PROCESS_TAG: _this_process()},
             asset_selection=[AssetKey([recipe.pipeline, name]) for name in stages],
             raise_on_error=False,
         )
@@ -73,3 +81,43 @@ def run_stages(recipe: Recipe, stages: Sequence[str]) -> RunResult:
 def _was_cancelled(instance: DagsterInstance, run_id: str) -> bool:
     run = instance.get_run_by_id(run_id)
     return run is not None and run.status == DagsterRunStatus.CANCELED
+
+
+def _this_process() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def _started(pid: int) -> str:
+    """When a process started, in clock ticks since boot: tells a reused pid from the process that
+    had it before. "" where /proc is absent."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _is_gone(process: str) -> bool:
+    """A process of this machine that is no more."""
+    host, pid, started = process.rsplit(":", 2)
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return _started(int(pid)) != started
+
+
+def end_dead_runs(instance: DagsterInstance) -> list[str]:
+    """Runs of this command whose process was killed: mark them failed, free their pool slots."""
+    running = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+    ended = []
+    for run in instance.get_runs(filters=RunsFilter(statuses=running)):
+        if _PROCESS_TAG in run.tags and _is_gone(run.tags[_PROCESS_TAG]):
+            instance.report_run_failed(run, "The process of the run was killed.")
+            free_slots(instance, run.run_id)
+            ended.append(run.run_id)
+    return ended

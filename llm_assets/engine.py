@@ -19,10 +19,13 @@ from llm_assets.store.protocol import Record, Store
 
 
 def gates_of(recipe: Recipe, stage: str) -> dict[str, dict[str, Any]]:
-    """The thresholds of a stage by metric, as plain JSON."""
-    return {
+    """The thresholds of a stage by metric, as plain JSON. A release that HOLDs always fails."""
+    gates = {
         metric: gate.model_dump(mode="json") for metric, gate in recipe.gates.get(stage, {}).items()
     }
+    if stage == "release":
+        gates.setdefault("ship", {"min": 1.0, "max": None, "confident": False})
+    return gates
 
 
 def gate_results(recipe: Recipe, stage: str, record: Record) -> list[GateResult]:
@@ -37,7 +40,7 @@ def overrides_of(store: Store, artifact: ArtifactHash) -> dict[str, dict[str, An
 
 def failed_gates(recipe: Recipe, plan: StagePlan, store: Store) -> list[GateResult]:
     """Gates of a stage that its artifact fails and that nobody overrode."""
-    if plan.record is None or plan.artifact is None or plan.name not in recipe.gates:
+    if plan.record is None or plan.artifact is None or not gates_of(recipe, plan.name):
         return []
     failed = [r for r in gate_results(recipe, plan.name, plan.record) if not r.passed]
     if not failed:

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from llm_assets.engine import gate_results, overrides_of
+from llm_assets.engine import gate_results, gates_of, overrides_of
 from llm_assets.gates.thresholds import GateResult
 from llm_assets.graph import STAGES
 from llm_assets.planning import Plan, StagePlan
@@ -37,7 +37,7 @@ def stage_gates(plan: Plan, name: str, store: Store) -> list[tuple[GateResult, b
     mine = plan.stages[name]
     if mine.status != "hit" or mine.record is None or mine.artifact is None:
         return []
-    overridden = overrides_of(store, mine.artifact) if name in plan.recipe.gates else {}
+    overridden = overrides_of(store, mine.artifact) if gates_of(plan.recipe, name) else {}
     return [(r, r.name in overridden) for r in gate_results(plan.recipe, name, mine.record)]
 
 

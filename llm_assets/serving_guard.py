@@ -27,10 +27,10 @@ def main(grace_s: float, command: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, remember)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    while child.poll() is None and not told:
+    orphaned = False
+    while child.poll() is None and not told and not orphaned:
         readable, _, _ = select.select([sys.stdin], [], [], _POLL_S)
-        if readable and not os.read(sys.stdin.fileno(), 1):
-            break
+        orphaned = bool(readable) and not os.read(sys.stdin.fileno(), 1)
     if child.poll() is None:
         child.terminate()
         try:
@@ -38,8 +38,9 @@ def main(grace_s: float, command: list[str]) -> int:
         except subprocess.TimeoutExpired:
             child.kill()
     code = child.wait()
-    # What the server itself started and left behind is in this process group.
-    os.killpg(0, signal.SIGTERM)
+    # What the server itself started and left behind is in this process group, as is this process.
+    # Nobody is there to look after a stubborn rest when the starter is gone.
+    os.killpg(0, signal.SIGKILL if orphaned else signal.SIGTERM)
     return code if code >= 0 else 128 - code
 
 

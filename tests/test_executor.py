@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -25,6 +26,7 @@ from dagster import (
     execute_job,
 )
 
+from llm_assets import dagster_run
 from llm_assets.executor import thread_executor
 
 _barrier = threading.Barrier(2)
@@ -160,3 +162,19 @@ def test_an_interrupt_ends_the_run(own_places: Path) -> None:
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=30)
     assert rest.split("\n")[:2] == ["told to stop", "CANCELED"]
+
+
+def test_a_killed_run_is_ended_by_the_next(own_places: Path) -> None:
+    (own_places / "dagster").mkdir()
+    with DagsterInstance.get() as instance:
+        dead = subprocess.Popen([sys.executable, "-c", ""])
+        dead.wait()
+        gone = f"{socket.gethostname()}:{dead.pid}:1"
+        for process in (gone, f"elsewhere:{dead.pid}:1", dagster_run._this_process()):
+            run = instance.create_run_for_job(
+                job("below"), tags={dagster_run._PROCESS_TAG: process}
+            )
+            instance.report_run_canceling(run)
+        assert len(dagster_run.end_dead_runs(instance)) == 1
+        statuses = sorted(run.status.value for run in instance.get_runs())
+    assert statuses == ["CANCELING", "CANCELING", "FAILURE"]
