@@ -22,22 +22,15 @@ from safetensors.numpy import save_file
 
 from llm_assets.errors import DataError
 from llm_assets.stage_settings import ShardsSettings
+from llm_assets.stages.bpe import END_OF_TEXT
 from llm_assets.stages.context import Metric, StageContext, StageResult
 from llm_assets.stages.dedup import Duplicate, find_duplicates
+from llm_assets.stages.documents import Document, read_documents
 from llm_assets.stages.models import load_tokenizer
-from llm_assets.stages.vocabulary import END_OF_TEXT, read_documents
 
 FORMAT = 1
 _BATCH = 1000
 _SAMPLES = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """One document that is kept."""
-
-    text: str
-    source: str
 
 
 @dataclass(kw_only=True)
@@ -67,7 +60,7 @@ def run(context: StageContext) -> StageResult:
     settings: ShardsSettings = context.config
     corpus = context.inputs["corpus"].path
     tokenizer = load_tokenizer(context.inputs["tokenizer"].path, chat=False)
-    documents = [Document(text=row["text"], source=row["source"]) for row in read_documents(corpus)]
+    documents = read_documents(corpus)
     context.progress.say(f"looking for duplicates among {len(documents)} documents")
     duplicates = find_duplicates(
         [document.text for document in documents],

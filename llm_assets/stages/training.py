@@ -65,7 +65,7 @@ __all__ = [
 
 # Fields of the stage's block that are ours although an arguments class may have the same name.
 _OWN_FIELDS = frozenset({"enabled", "pin", "checkpoint", "precision", "warmup_ratio", "lora"})
-_NOT_CURVES = frozenset({"step", "epoch", "total_flos"})
+_NOT_CURVES = frozenset({"step", "epoch", "total_flos", "num_input_tokens_seen"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,12 +281,14 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
 
 
 def _curves(history: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """TrainerState's log history as curves; the closing entry with run times is left out."""
+    """TrainerState's log history as curves, without times (`train_...`) and the closing entry."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for entry in history:
-        if "train_runtime" in entry:
+        if "train_loss" in entry:
             continue
         for name, value in entry.items():
-            if name not in _NOT_CURVES and isinstance(value, int | float):
+            if name in _NOT_CURVES or name.startswith("train_"):
+                continue
+            if isinstance(value, int | float):
                 curves.setdefault(name, []).append((int(entry["step"]), float(value)))
     return curves
