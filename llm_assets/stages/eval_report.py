@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from llm_assets.errors import DataError
 from llm_assets.gates.statistics import bootstrap_mean
 from llm_assets.stage_settings import EvalSettings
 from llm_assets.stages.context import StageContext, StageResult
-from llm_assets.stages.encoding import Conversation, read_rows
 from llm_assets.stages.eval_page import render_page
 from llm_assets.stages.eval_scoring import Item, TaskItems, build_report, items_of, metrics_of
+from llm_assets.stages.eval_tasks import first_prompts, read_tasks
 from llm_assets.stages.generation import context_length, divergence, generate, to_device
 from llm_assets.stages.models import check_pair, load_model, load_tokenizer, num_parameters
 
@@ -54,7 +53,8 @@ def run(context: StageContext) -> StageResult:
         found["reference"] = answers_of(reference, reference_tokenizer, tasks, context)
         context.progress.step(2, steps)
     context.progress.say("KL of the policy to the reference")
-    kl = _kl(policy, reference, tokenizer, _prompts(folder, tasks, settings.kl_prompts), context)
+    prompts = first_prompts(folder, tasks, settings.kl_prompts)
+    kl = _kl(policy, reference, tokenizer, prompts, context)
     report = build_report(
         _paired(found["policy"], found.get("reference", found["policy"])),
         models={
@@ -83,32 +83,6 @@ def run(context: StageContext) -> StageResult:
         metadata={"num_tasks": len(report["tasks"]), "num_items": _num_items(report)},
         samples=_samples(report),
         tables=_tables(report),
-    )
-
-
-def read_tasks(folder: Path) -> list[dict[str, Any]]:
-    """The tasks of an `evals` artifact: rows {name, role, num_items}. DataError if it is odd."""
-    path = folder / "tasks.json"
-    try:
-        tasks = json.loads(path.read_text(encoding="utf-8"))
-        rows = [
-            {"name": str(task["name"]), "role": str(task["role"]), "num_items": task["num_items"]}
-            for task in tasks
-        ]
-        lost = [row["name"] for row in rows if not (folder / f"{row['name']}.yaml").is_file()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _odd_tasks(path, f"{type(error).__name__}: {error}") from error
-    if lost or not rows:
-        raise _odd_tasks(path, f"no {', '.join(lost)}.yaml" if lost else "no task")
-    return rows
-
-
-def _odd_tasks(path: Path, found: str) -> DataError:
-    return DataError(
-        where=str(path),
-        found=found,
-        rule="tasks.json lists {name, role, num_items}, and NAME.yaml and NAME.jsonl lie beside it",
-        remedy="materialize evals again",
     )
 
 
@@ -194,29 +168,18 @@ def _load(path: Path) -> tuple[Any, Any]:
     return tokenizer, to_device(model).eval()
 
 
-def _prompts(folder: Path, tasks: Sequence[Mapping[str, Any]], count: int) -> list[Conversation]:
-    """The first prompts of each task in turn."""
-    columns = [
-        [str(row["prompt"]) for row in read_rows(folder / f"{task['name']}.jsonl")[:count]]
-        for task in tasks
-    ]
-    turns = chain.from_iterable(zip_longest(*columns))
-    distinct = dict.fromkeys(prompt for prompt in turns if prompt is not None)
-    return [[{"role": "user", "content": prompt}] for prompt in islice(distinct, count)]
-
-
 def _kl(
     policy: Any,
     reference: Any,
     tokenizer: Any,
-    prompts: Sequence[Conversation],
+    prompts: Sequence[str],
     context: StageContext,
 ) -> dict[str, Any]:
     settings: EvalSettings = context.config
     answers = generate(
         policy,
         tokenizer,
-        prompts,
+        [[{"role": "user", "content": prompt}] for prompt in prompts],
         max_new_tokens=settings.max_new_tokens,
         temperature=1.0,
         seed=context.seed,

@@ -21,6 +21,7 @@ import torch
 from llm_assets.errors import DataError, ModelError
 from llm_assets.gates.statistics import bootstrap_ratio
 from llm_assets.stage_settings import QuantizeSettings
+from llm_assets.stages.compressed import load_quantized
 from llm_assets.stages.context import Metric, StageContext, StageResult
 from llm_assets.stages.encoding import Conversation, read_rows, render
 from llm_assets.stages.generation import (
@@ -157,16 +158,6 @@ def quantize(
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, context.out / name)
-
-
-def load_quantized(folder: Path) -> Any:
-    """The causal LM of a folder of compressed-tensors weights (full weights do as well)."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto", local_files_only=True, use_safetensors=True
-    )
-    return model.eval()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,7 @@ def test_a_policy_that_learned_is_better_than_one_that_did_not(evaluate):
     assert metrics["overrefusal_rate"].n == 1
     assert metrics["kl_per_token"].value > 0.1
     assert metrics["kl_per_sequence"].value > metrics["kl_per_token"].value
-    assert metrics["num_regressions"].value == 0
+    assert metrics["regression_rate"].value == metrics["num_regressions"].value / 14
     assert metrics["oracle_win_rate"].value > 0.5
 
 

@@ -14,10 +14,11 @@ from tiny_chat import conversations, save_chat_model, write_instructions, write_
 from llm_assets.artifacts import check_artifact
 from llm_assets.errors import DataError, ModelError
 from llm_assets.stage_settings import QuantizeSettings
+from llm_assets.stages.compressed import load_quantized
 from llm_assets.stages.context import StageContext, StageResult
 from llm_assets.stages.generation import generate
 from llm_assets.stages.models import load_tokenizer
-from llm_assets.stages.quantized_weights import load_quantized, run
+from llm_assets.stages.quantized_weights import run
 
 # llm-compressor's and compressed-tensors' own imports and module offloading warn.
 pytestmark = pytest.mark.filterwarnings("ignore")

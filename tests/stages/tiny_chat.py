@@ -22,6 +22,16 @@ PEOPLE = ("Anna", "Bob", "Carl", "Dora", "Emil", "Frida")
 TRADES = ("baker", "smith", "sailor")
 
 
+class Silent:
+    """A Progress that keeps nothing."""
+
+    def step(self, step: int, total: int, **metrics: Any) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+
 def trade_of(name: str) -> str:
     """What is true in this world."""
     return TRADES[PEOPLE.index(name) % len(TRADES)]
