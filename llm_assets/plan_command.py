@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from llm_assets.engine import failed_gates
@@ -15,6 +14,7 @@ from llm_assets.graph import STAGES
 from llm_assets.places import store_url
 from llm_assets.planning import Plan, invalidated_by, make_plan
 from llm_assets.recipe import load_recipe
+from llm_assets.report_card import wide_console
 from llm_assets.store import open_store
 from llm_assets.store.protocol import Store
 
@@ -79,7 +79,7 @@ def plan(recipe_path: str, as_json: bool, failed: str | None, changed: str | Non
 
 
 def _print(made: Plan, stopped: list[str]) -> None:
-    console = Console()
+    console = wide_console()
     table = Table(title=f"{made.recipe.pipeline}: plan", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("stage", "status", "class", "why"):
         table.add_column(heading, overflow="fold")

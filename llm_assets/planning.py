@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 from llm_assets.errors import NotFoundError
@@ -89,10 +89,19 @@ class Plan:
         return (self.stages[current] for current in ancestors(self.nodes, name))
 
 
+@cache
+def _source(module: str, libraries: tuple[str, ...]) -> Source:
+    return source_of(module, libraries)
+
+
 def node_source(node: Node) -> Source:
-    """The source of a node: an imported stage runs the importing code."""
+    """The source of a node: an imported stage runs the importing code.
+
+    Read once a process, so that all stages of a run are planned on the code that the run started
+    with. The worker reads it again, and refuses when the code on disk is another by then.
+    """
     module = "llm_assets.stages.importing" if node.imported else node.stage.module
-    return source_of(module, node.stage.libraries)
+    return _source(module, node.stage.libraries)
 
 
 def recipe_part(recipe: Recipe, node: Node) -> dict[str, Any]:

@@ -32,6 +32,12 @@ _HEADLINES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def wide_console() -> Console:
+    """The terminal, or 140 columns where the output goes to a file or a pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
 def stage_gates(plan: Plan, name: str, store: Store) -> list[tuple[GateResult, bool]]:
     """Each gate of a stage with its verdict, and whether somebody overrode it."""
     mine = plan.stages[name]

@@ -18,7 +18,7 @@ from llm_assets.places import ensure_dagster_home, store_url
 from llm_assets.plan_command import refusals
 from llm_assets.planning import Plan, make_plan
 from llm_assets.recipe import load_recipe
-from llm_assets.report_card import all_gates_pass, print_report
+from llm_assets.report_card import all_gates_pass, print_report, wide_console
 from llm_assets.reporting import progress_line
 from llm_assets.store import open_store
 
@@ -34,7 +34,7 @@ def run(recipe_path: str) -> int:
     recipe = load_recipe(recipe_path)
     store = open_store(store_url())
     plan = make_plan(recipe, store)
-    console = Console()
+    console = wide_console()
     if plan.complete:
         console.print(f"{recipe.pipeline}: nothing is stale, {_count(plan, 'hit')} hits")
         print_report(console, plan, store)
@@ -48,7 +48,10 @@ def run(recipe_path: str) -> int:
         f"{recipe.pipeline}: {len(plan.rerun)} to run ({', '.join(plan.rerun)}), "
         f"{_count(plan, 'hit')} hits"
     )
-    outcomes: dict[str, str] = {name: entry.status for name, entry in plan.stages.items()}
+    outcomes: dict[str, str] = {
+        name: "not run" if name in plan.rerun else entry.status
+        for name, entry in plan.stages.items()
+    }
     succeeded = _through_dagster(plan, console, outcomes)
     after = make_plan(recipe, store)
     print_report(console, after, store, outcomes)

@@ -85,7 +85,7 @@ class LocalLauncher(ConfigurableResource):
             open_pipes_session(
                 context=context,
                 context_injector=PipesTempFileContextInjector(),
-                message_reader=PipesTempFileMessageReader(),
+                message_reader=_MessageReader(),
                 extras={"job": job.as_json()},
             ) as session,
             log.open("ab") as output,
@@ -128,6 +128,12 @@ def _command(progress: Path, num_processes: int) -> list[str]:
         return [sys.executable, *module]
     launch = [sys.executable, "-m", "accelerate.commands.launch"]
     return [*launch, "--num_processes", str(num_processes), *module]
+
+
+class _MessageReader(PipesTempFileMessageReader):
+    """One worker writes. Said here because Dagster's own property warns that it is a preview."""
+
+    expected_writer_count = 1
 
 
 class _Follower:
