@@ -220,7 +220,7 @@ def raise_if_too_many(reports: list[FileReport], max_dropped: float) -> None:
     """DataError when more than the share `max_dropped` of one source's rows are dropped."""
     rows = sum(report.num_rows for report in reports)
     dropped = sum(report.num_dropped for report in reports)
-    if not dropped or (dropped <= max_dropped * rows and dropped < rows):
+    if dropped <= max_dropped * rows:
         return
     counts: Counter[str] = Counter()
     for report in reports:

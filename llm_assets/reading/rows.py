@@ -19,7 +19,7 @@ from llm_assets.data_settings import (
 from llm_assets.errors import DataError
 from llm_assets.reading.files import Record, read_records
 from llm_assets.reading.fingerprint import check_commit, resolve_files
-from llm_assets.reading.forms import ROWS_LOOKED_AT, convert, recognize
+from llm_assets.reading.forms import FORMS, ROWS_LOOKED_AT, convert, names_for, recognize
 from llm_assets.reading.problems import (
     REPAIRED,
     BadRow,
@@ -76,6 +76,16 @@ def check_settings(config: DataSettings, purpose: str) -> None:
             "add `- from: village`, or `- from: files` with `files:`",
         )
     for index, source in enumerate(config.sources):
+        form = getattr(source, "form", "auto")
+        if form != "auto" and form not in names_for(purpose):
+            refuse(
+                f".{index}.form",
+                form if form in FORMS else f"{form}, which is no form",
+                f"{purpose} take: {', '.join(names_for(purpose))}",
+                "leave `form` out to have it recognized, or name one of these",
+            )
+        if isinstance(source, HubSource):
+            check_commit(source)
         if purpose == "evals" and source.weight is not None:
             refuse(
                 f".{index}.weight",

@@ -177,6 +177,8 @@ def test_a_file_of_which_nothing_can_be_used(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "b.jsonl", [chat(f"x{n}", "") for n in range(5)])
     error = fails(tmp_path, "instructions", files("*.jsonl"))
     assert error.where.endswith("b.jsonl:1")
+    error = fails(tmp_path, "instructions", files("b.jsonl"), max_dropped=1.0)
+    assert "5 of 5 rows" in error.found
 
 
 def test_mixed_forms_between_the_files_of_a_source(tmp_path: Path) -> None:
@@ -230,10 +232,12 @@ def test_no_source_and_no_rows_to_hold_out(tmp_path: Path) -> None:
     [
         ("evals", files("a.jsonl", weight=2)),
         ("evals", {**VILLAGE, "limit": 3}),
+        ("evals", files("a.jsonl", form="pairs")),
+        ("corpus", files("a.jsonl", form="parrots")),
         ("instructions", files("a.jsonl", task={"role": "golden"})),
     ],
 )
-def test_a_setting_without_effect(tmp_path: Path, purpose: str, source: dict[str, Any]) -> None:
+def test_a_setting_that_cannot_be(tmp_path: Path, purpose: str, source: dict[str, Any]) -> None:
     error = fails(tmp_path, purpose, source)
     assert error.where.startswith(f"data.{purpose}.sources.0.")
     assert error.remedy
