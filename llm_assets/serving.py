@@ -110,11 +110,16 @@ def make_spec(
 
 
 def spec_of(path: Path) -> ServerSpec:
-    """Read a server.json. ModelError when it is none, or of a format that is not known."""
+    """Read a server.json. ModelError when it is none, or of a format that is not known.
+
+    Its command must be the engine's own: a file from a store is no reason to run anything else.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']!r}")
+        if tuple(document["argv"]) != _ARGV[document["engine"]]:
+            raise ValueError(f"argv {document['argv']}")
         return ServerSpec(
             engine=document["engine"],
             weights=document["weights"],
@@ -127,7 +132,7 @@ def spec_of(path: Path) -> ServerSpec:
         raise ModelError(
             where=str(path),
             found=f"{type(error).__name__}: {error}",
-            rule=f"a server spec is a JSON document of format {FORMAT}",
+            rule=f"a server spec is a JSON document of format {FORMAT} with the engine's command",
             remedy="materialize inference_server again",
         ) from error
 

@@ -181,6 +181,14 @@ def test_specs_survive_the_round_trip_and_name_no_path(tmp_path):
     assert "/" not in json.dumps(spec.as_dict()).replace("\\/", "/")
 
 
+def test_a_spec_that_would_run_something_else_is_refused(tmp_path):
+    spec = make_spec(engine="transformers", weights="ab" * 32, max_tokens=48)
+    document = {**spec.as_dict(), "argv": ["rm", "-rf", "{weights}"]}
+    (tmp_path / "server.json").write_text(json.dumps(document))
+    with pytest.raises(ModelError, match="with the engine's command"):
+        spec_of(tmp_path / "server.json")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1}'])
 def test_a_spec_that_is_none_is_refused(tmp_path, text):
     (tmp_path / "server.json").write_text(text)
