@@ -22,7 +22,7 @@ _LOGITS = 64 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a model said: `text` is bare of special tokens, `ids` hold the end token if it stopped."""
+    """What a model said: `text` without special tokens; `ids` with the end token, if it came."""
 
     prompt_ids: list[int]
     ids: list[int]

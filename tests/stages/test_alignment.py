@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alignment_parts import small_model, small_tokenizer, write_village
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
@@ -24,7 +25,6 @@ from llm_assets.stage_settings import (
 from llm_assets.stages import dpo_policy, refined_policy, reward_model, sft_checkpoint
 from llm_assets.stages.context import StageContext, StageInput, StageResult
 from llm_assets.stages.training import load_model
-from alignment_parts import small_model, small_tokenizer, write_village
 
 STEPS: dict[str, Any] = {"max_steps": 4, "per_device_train_batch_size": 4, "max_length": 128}
 STAGES: dict[str, Any] = {
