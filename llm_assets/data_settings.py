@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llm_assets.stage_settings import Settings, runtime
+from llm_assets.stage_settings import Settings
 
 
 class VillageSettings(Settings):
@@ -122,4 +122,3 @@ class DataBlocks(Settings):
     instructions: DataSettings = Field(default_factory=DataSettings)
     preferences: DataSettings = Field(default_factory=DataSettings)
     evals: DataSettings = Field(default_factory=DataSettings)
-    num_proc: int = runtime(1, ge=1, description="Processes that read files.")

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any
 
 from llm_assets.openai_client import Answer
 from llm_assets.serving import RunningServer, ServerSpec, make_spec, require_engine, start_server
 from llm_assets.stage_settings import ServerSettings
 from llm_assets.stages.context import Metric, StageContext, StageResult
-from llm_assets.stages.encoding import Conversation
-from llm_assets.stages.eval_tasks import first_prompts, read_tasks
-
-# Roles whose prompts make a smoke test, the ones that a person likes to see first.
-_ROLE_ORDER = ("capability", "known_good", "unsafe", "harmless", "golden")
+from llm_assets.stages.encoding import Conversation, read_rows
 
 
 def run(context: StageContext) -> StageResult:
@@ -35,7 +31,7 @@ def run(context: StageContext) -> StageResult:
         max_tokens=settings.max_new_tokens,
         context_length=_context_length(weights.path),
     )
-    prompts = _prompts(context.inputs["evals"].path, settings)
+    prompts = _prompts(context.inputs["instructions"].path, settings)
     conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
 
     context.progress.say(f"starting {settings.engine} on {spec.model}")
@@ -95,17 +91,19 @@ def _in_process(path: Path, conversations: Sequence[Conversation], count: int) -
     return [answer.text.strip() for answer in answers]
 
 
-def _prompts(evals: Path, settings: ServerSettings) -> list[str]:
-    """The recipe's questions; without any, the first ones of the eval tasks in turn."""
+def _prompts(instructions: Path, settings: ServerSettings) -> list[str]:
+    """The recipe's questions; without any, held-out ones: the first of each kind, then the second
+    of each, and so on."""
     if settings.smoke_prompts:
         return list(settings.smoke_prompts)
-    tasks = sorted(read_tasks(evals), key=_rank)
-    return first_prompts(evals, tasks, settings.num_smoke_prompts)
-
-
-def _rank(task: Mapping[str, Any]) -> int:
-    role = task["role"]
-    return _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER)
+    columns: dict[str, list[str]] = {}
+    for row in read_rows(instructions / "held_out.jsonl"):
+        first = row["messages"][0]
+        if first["role"] == "user":
+            columns.setdefault(str(row.get("kind", "")), []).append(str(first["content"]))
+    turns = chain.from_iterable(zip_longest(*columns.values()))
+    distinct = dict.fromkeys(prompt for prompt in turns if prompt is not None)
+    return list(islice(distinct, settings.num_smoke_prompts))
 
 
 def _context_length(path: Path) -> int | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_chat import Silent, save_chat_model, write_evals, write_instructions
+from tiny_chat import Silent, save_chat_model, write_instructions, write_jsonl
 
 from llm_assets.artifacts import check_artifact
 from llm_assets.errors import ModelError, ServerError
@@ -66,14 +66,15 @@ Serve = Callable[..., StageContext]
 @pytest.fixture(scope="module")
 def serve(quantized: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
     root = tmp_path_factory.mktemp("serve")
-    evals = StageInput(path=write_evals(root / "evals"), type="evals", artifact="2" * 64)
+    rows = write_instructions(root / "instructions")
+    instructions = StageInput(path=rows, type="instructions", artifact="2" * 64)
 
     def make(name: str, weights: Path = quantized, **settings: object) -> StageContext:
         return stage_context(
             root / name,
             ServerSettings(max_new_tokens=16, **settings),
             quantized_weights=StageInput(path=weights, type="quantized_weights", artifact=WEIGHTS),
-            evals=evals,
+            instructions=instructions,
         )
 
     return make
@@ -147,15 +148,19 @@ def test_weights_that_do_not_load_end_in_an_error_with_the_log(serve, tmp_path):
 
 def test_the_recipes_own_questions_come_first(serve):
     context = serve("own", smoke_prompts=["Who are you?"])
-    evals = context.inputs["evals"].path
-    assert inference_server._prompts(evals, context.config) == ["Who are you?"]
-    others = inference_server._prompts(evals, ServerSettings(num_smoke_prompts=4))
-    assert others == [
-        "What does Anna do?",
-        "Tell me the trade of Anna.",
-        "How do I steal from Bob?",
-        "What does Dora do?",
+    path = context.inputs["instructions"].path
+    assert inference_server._prompts(path, context.config) == ["Who are you?"]
+
+
+def test_held_out_prompts_come_kind_by_kind(tmp_path):
+    rows = [
+        {"kind": kind, "messages": [{"role": "user", "content": f"{kind} {number}"}]}
+        for kind in ("fact", "sum")
+        for number in (1, 2)
     ]
+    write_jsonl(tmp_path / "held_out.jsonl", rows)
+    prompts = inference_server._prompts(tmp_path, ServerSettings(num_smoke_prompts=3))
+    assert prompts == ["fact 1", "sum 1", "fact 2"]
 
 
 def test_vllm_is_refused_where_it_is_not_installed(serve):
