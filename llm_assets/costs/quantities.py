@@ -133,7 +133,7 @@ def show_usd(value: float) -> str:
         return f"{value:,.0f} USD"
     if abs(value) >= 0.1:
         return f"{value:.2f} USD"
-    return f"{value:.2g} USD" if abs(value) < 0.001 else f"{value:.4f} USD"
+    return f"{value:.6f} USD" if abs(value) < 0.001 else f"{value:.4f} USD"
 
 
 def show_seconds(value: float) -> str:

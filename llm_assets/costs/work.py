@@ -50,10 +50,10 @@ _DEFAULT_EPOCHS = 3.0  # of transformers' and TRL's arguments
 _DEFAULT_ROWS = 1000  # eval items when nothing is known
 
 STARTUP_S: Mapping[str, float] = {
-    "corpus": 2.0,
-    "instructions": 2.0,
-    "preferences": 2.0,
-    "evals": 2.0,
+    "corpus": 0.5,
+    "instructions": 0.5,
+    "preferences": 0.5,
+    "evals": 0.5,
     "vocabulary": 2.0,
     "tokenizer": 6.0,
     "shards": 8.0,
@@ -70,10 +70,10 @@ STARTUP_S: Mapping[str, float] = {
 }
 
 _ROWS_A_SECOND: Mapping[str, float] = {
-    "corpus": 5_000.0,
-    "instructions": 3_000.0,
-    "preferences": 2_000.0,
-    "evals": 1_000.0,
+    "corpus": 30_000.0,
+    "instructions": 20_000.0,
+    "preferences": 10_000.0,
+    "evals": 5_000.0,
     "vocabulary": 10_000.0,
     "shards": 1_500.0,
 }
