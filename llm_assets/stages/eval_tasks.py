@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 from llm_assets.errors import DataError
+from llm_assets.stages.encoding import read_rows
 
 
 def read_tasks(folder: Path) -> list[dict[str, Any]]:
@@ -24,6 +27,16 @@ def read_tasks(folder: Path) -> list[dict[str, Any]]:
     if lost or not rows:
         raise _odd(path, f"no {', '.join(lost)}.yaml" if lost else "no task")
     return rows
+
+
+def first_prompts(folder: Path, tasks: Sequence[Mapping[str, Any]], count: int) -> list[str]:
+    """`count` different prompts: the first of each task, then the second of each, and so on."""
+    columns = [
+        [str(row["prompt"]) for row in read_rows(folder / f"{task['name']}.jsonl")[:count]]
+        for task in tasks
+    ]
+    distinct = dict.fromkeys(chain.from_iterable(zip_longest(*columns)))
+    return list(islice((prompt for prompt in distinct if prompt is not None), count))
 
 
 def _odd(path: Path, found: str) -> DataError:
