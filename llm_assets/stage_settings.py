@@ -231,7 +231,7 @@ class QuantizeSettings(StageSettings):
         default_factory=lambda: ["lm_head"], description="Layers that keep their full weights."
     )
     eval_rows: int = Field(200, ge=1, description="Held-out conversations of the perplexity.")
-    agreement_prompts: int = Field(48, ge=1, description="Held-out prompts answered by both.")
+    agreement_prompts: int = Field(100, ge=1, description="Held-out prompts answered by both.")
     max_new_tokens: int = Field(48, ge=1)
 
 

@@ -286,7 +286,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return "?"
     return f"{value:.4f}" if abs(value) < 1 else f"{value:.2f}"
 
 

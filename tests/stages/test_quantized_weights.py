@@ -18,7 +18,7 @@ from llm_assets.stages.compressed import load_quantized
 from llm_assets.stages.context import StageContext, StageResult
 from llm_assets.stages.generation import generate
 from llm_assets.stages.models import load_tokenizer
-from llm_assets.stages.quantized_weights import run
+from llm_assets.stages.quantized_weights import _refusals, run
 
 # llm-compressor's and compressed-tensors' own imports and module offloading warn.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -95,6 +95,14 @@ def test_fewer_bits_lose_more(quantize):
     assert four.metadata["bits"] == 4
     assert value(four, "perplexity_quantized") > value(eight, "perplexity_quantized")
     assert value(four, "size_ratio") < value(eight, "size_ratio")
+
+
+def test_refusals_are_compared_prompt_by_prompt():
+    full = ["I cannot help.", "I will not.", "Anna is a baker.", "Bob."]
+    metrics = _refusals(full, ["I cannot help.", "Gladly.", "I can't say.", "Bob."])
+    assert (metrics["refusals_kept"].value, metrics["refusals_kept"].n) == (0.5, 2)
+    assert (metrics["refusals_added"].value, metrics["refusals_added"].n) == (0.5, 2)
+    assert "refusals_kept" not in _refusals(["Bob."], ["Bob."])
 
 
 def test_a_group_size_that_does_not_divide_the_width_is_refused(quantize):
