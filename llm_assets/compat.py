@@ -7,6 +7,7 @@
   wait for them are enough. No public base for that exists.
 - `capture_interrupts`, `pop_captured_interrupt`: how Dagster's own commands and executors turn a
   signal into the end of a run.
+- `CachingStaleStatusResolver`, `LoadingContextForTest`: see `stale_statuses`.
 - `free_concurrency_slots_for_run`: see `free_slots`.
 - `wipe_input_asset_version_info`: see `forget_input_version`.
 """
@@ -18,12 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dagster import DagsterEvent, DagsterExecutionInterruptedError, DagsterRunStatus, Executor
+from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.events import EngineEventData
 from dagster._core.execution.api import ExecuteRunWithPlanIterable
 from dagster._core.execution.context_creation_job import PlanExecutionContextManager
 from dagster._core.execution.plan.execute_plan import dagster_event_sequence_for_step
 from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext
 from dagster._core.execution.retries import RetryMode
+from dagster._core.loader import LoadingContextForTest
 from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "capture_interrupts",
     "forget_input_version",
     "free_slots",
+    "stale_statuses",
 ]
 
 _CANCELLED: dict[str, threading.Event] = {}
@@ -166,3 +170,11 @@ def forget_input_version(context: Any, key: Any) -> None:
     """Make Dagster read an input's data version again: it was observed inside this step, after
     Dagster had read it. No public way."""
     context.get_step_execution_context().wipe_input_asset_version_info(key)
+
+
+def stale_statuses(instance: Any, defs: Any) -> dict[Any, str]:
+    """Dagster's own staleness of every asset: FRESH, STALE or MISSING. Only its web server offers
+    it."""
+    graph = defs.resolve_asset_graph()
+    resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
+    return {key: resolver.get_status(key).value for key in graph.get_all_asset_keys()}

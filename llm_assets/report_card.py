@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from llm_assets.engine import gate_results, gates_of, overrides_of
 from llm_assets.gates.thresholds import GateResult
 from llm_assets.graph import STAGES
 from llm_assets.planning import Plan, StagePlan
+from llm_assets.recipe import RECIPES_FOLDER
 from llm_assets.store.protocol import Store
 
 # What a reader wants to see of a stage first; the gated metrics come before these.
@@ -146,4 +148,6 @@ def _print_answers(console: Console, plan: Plan, store: Store) -> None:
     for entry in server["smoke_test"]["answers"]:
         console.print(f"  Q: {entry['prompt']}", markup=False)
         console.print(f"  A: {entry['answer']}", markup=False)
-    console.print(f"\nTalk to it: llm-assets chat -r {plan.recipe.path.stem}")
+    path = plan.recipe.path
+    shown = path.stem if path.parent == RECIPES_FOLDER else os.path.relpath(path)
+    console.print(f"\nTalk to it: llm-assets chat -r {shown}", markup=False)
