@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from llm_assets import village
-from llm_assets.errors import DataError
+from llm_assets.errors import DataError, ModelError
 from llm_assets.gates.statistics import bootstrap_mean
 from llm_assets.stage_settings import EvalSettings
 from llm_assets.stages.context import StageContext, StageResult
@@ -41,8 +41,10 @@ def run(context: StageContext) -> StageResult:
     )
     # Without any alignment stage the policy is the reference itself.
     same = policy_input.artifact == reference_input.artifact
-    tokenizer, policy = _load(policy_input.path)
-    reference_tokenizer, reference = (tokenizer, policy) if same else _load(reference_input.path)
+    tokenizer, policy = _load(policy_input.path, settings.max_new_tokens)
+    reference_tokenizer, reference = tokenizer, policy
+    if not same:
+        reference_tokenizer, reference = _load(reference_input.path, settings.max_new_tokens)
     steps = 2 if same else 3
 
     context.progress.say(f"lm-eval on the policy: {len(tasks) + len(settings.tasks)} tasks")
@@ -161,10 +163,18 @@ def _check_names(names: Sequence[str], manager: Any) -> None:
         )
 
 
-def _load(path: Path) -> tuple[Any, Any]:
+def _load(path: Path, max_new_tokens: int) -> tuple[Any, Any]:
     tokenizer = load_tokenizer(path)
     model = load_model(path)
     check_pair(model, tokenizer, where=str(path))
+    limit = context_length(model)
+    if limit is not None and max_new_tokens >= limit:
+        raise ModelError(
+            where="stages.eval_report.max_new_tokens",
+            found=f"{max_new_tokens}, and a model that reads {limit} tokens",
+            rule="a question and its answer fit into the model's context",
+            remedy=f"set max_new_tokens well below {limit}",
+        )
     return tokenizer, to_device(model).eval()
 
 

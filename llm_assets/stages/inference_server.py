@@ -59,7 +59,7 @@ def run(context: StageContext) -> StageResult:
             "stopped": Metric(value=sum(a.finish_reason == "stop" for a in answers) / n, n=n),
             "tokens_per_s": Metric(value=num_tokens / total_s if total_s > 0 else 0.0),
             "first_token_s": Metric(value=sum(a.first_token_s for a in answers) / n, n=n),
-            "answer_s": Metric(value=total_s / n, n=n),
+            "latency_s": Metric(value=total_s / n, n=n),
             "startup_s": Metric(value=startup_s),
         },
         metadata={"weights": weights.artifact, "engine": settings.engine, "model": spec.model},

@@ -13,7 +13,7 @@ import pytest
 from tiny_chat import save_chat_model, write_evals
 
 from llm_assets.artifacts import check_artifact
-from llm_assets.errors import DataError
+from llm_assets.errors import DataError, ModelError
 from llm_assets.stage_settings import EvalSettings
 from llm_assets.stages.context import StageContext, StageResult
 from llm_assets.stages.eval_report import run
@@ -44,7 +44,7 @@ def evaluate(make_context: Make, models: dict[str, Path], evals: Path) -> Callab
     ) -> tuple[StageContext, StageResult]:
         context = make_context(
             "eval_report",
-            EvalSettings(max_new_tokens=16, kl_prompts=8, **settings),
+            EvalSettings(**{"max_new_tokens": 16, "kl_prompts": 8, **settings}),
             inputs={
                 "refined_policy": (models[policy], "policy", policy * 16),
                 "sft_checkpoint": (models[reference], "sft_checkpoint", reference * 16),
@@ -203,6 +203,11 @@ def test_a_task_list_that_is_none_is_refused(evaluate, tmp_path, text):
     (tmp_path / "odd" / "tasks.json").write_text(text)
     with pytest.raises(DataError, match=r"tasks\.json lists"):
         evaluate("good", "poor", folder=tmp_path / "odd")
+
+
+def test_answers_longer_than_the_context_are_refused(evaluate):
+    with pytest.raises(ModelError, match=r"128, and a model that reads 128 tokens"):
+        evaluate("good", "poor", max_new_tokens=128)
 
 
 @pytest.mark.slow
