@@ -146,7 +146,7 @@ class DirectoryStore(DocumentStore):
         for found in read:
             if found.copy is not None:
                 folder = self.objects.publish_blob(
-                    found.copy, found.blob, found.file.stat.size_bytes
+                    found.copy, found.blob, found.file.stat.size_bytes, durable=True
                 )
                 folders += [folder] if folder else []
         broken = {e.path for e in tree.files if not self.objects.is_whole(e.blob, e.size_bytes)}
@@ -155,7 +155,9 @@ class DirectoryStore(DocumentStore):
                 wanted = next(entry for entry in tree.files if entry.path == again.file.path)
                 if again.blob != wanted.blob or again.copy is None:
                     raise StoreError(f"{again.file.source}: the file changed while it was stored")
-                folder = self.objects.publish_blob(again.copy, again.blob, wanted.size_bytes)
+                folder = self.objects.publish_blob(
+                    again.copy, again.blob, wanted.size_bytes, durable=True
+                )
                 folders += [folder] if folder else []
         sync_folders(folders)
 

@@ -54,7 +54,7 @@ class Download:
             with disk_errors(self.partial, self.size):
                 self.partial.parent.mkdir(parents=True, exist_ok=True)
             self._fill()
-            self.local.publish_blob(self.partial, self.blob, self.size)
+            self.local.publish_blob(self.partial, self.blob, self.size, durable=False)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -67,8 +67,8 @@ class Plan:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that deleting frees: objects, and local files that are no links to objects."""
-        return sum(item.size_bytes for item in (*self.trees, *self.blobs)) + self.local.size_bytes
+        """Bytes of the objects, which deleting frees in the store."""
+        return sum(item.size_bytes for item in (*self.trees, *self.blobs))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -80,6 +80,7 @@ class Plan:
             "uploads": [key for key, _ in self.uploads],
             "checkpoints": [str(path) for path, _ in self.local.checkpoints],
             "size_bytes": self.size_bytes,
+            "local_bytes": self.local.size_bytes,
         }
 
     @property
@@ -109,7 +110,8 @@ def make_plan(store: AnyStore, settings: Settings) -> Plan:
     blobs = [
         item
         for item in stored_blobs
-        if _name(item) not in needed and now - item.modified >= settings.grace_s
+        if _name(item) not in needed
+        and (settings.grace_s <= 0 or now - item.modified >= settings.grace_s)
     ]
     records = [
         key

@@ -130,4 +130,5 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     ):
         if count:
             yield f"delete {count} {what}"
-    yield f"frees {size(plan.size_bytes)}; {len(plan.kept)} artifacts are kept"
+    local = f", and {size(plan.local.size_bytes)} beside it" if plan.local.size_bytes else ""
+    yield f"frees {size(plan.size_bytes)} of the store{local}; {len(plan.kept)} artifacts are kept"

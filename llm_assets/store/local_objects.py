@@ -18,7 +18,7 @@ from typing import Any
 
 from llm_assets.errors import DamagedError, NotFoundError, message
 from llm_assets.store.digest import ArtifactHash, BlobHash
-from llm_assets.store.directory_backend import disk_errors, publish, sync_folder
+from llm_assets.store.directory_backend import disk_errors, make_folders, publish, sync_folder
 from llm_assets.store.document_store import blob_key, tree_key
 from llm_assets.store.hashing import hash_part, join_parts, num_parts, part_range
 from llm_assets.store.ingest import buffer
@@ -99,11 +99,14 @@ class LocalObjects:
 
     # Publishing
 
-    def publish_blob(self, temporary: Path, blob: BlobHash, size_bytes: int) -> Path | None:
+    def publish_blob(
+        self, temporary: Path, blob: BlobHash, size_bytes: int, *, durable: bool
+    ) -> Path | None:
         """Put a finished, synced file under its blob's name; the folder that must be synced then,
         None when the blob stood there already. A copy that is damaged is replaced."""
         path = self.blob_path(blob)
         with disk_errors(path, size_bytes):
+            make_folders(path.parent, durable=durable)
             fresh = publish(temporary, path, durable=False)
             if not fresh and not self.is_whole(blob, size_bytes):
                 os.replace(temporary, path)

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from llm_assets.errors import DamagedError, NotFoundError, RefusedError, message
 from llm_assets.store.canonical import check_format, decode, encode
 from llm_assets.store.directory import DirectoryStore
-from llm_assets.store.directory_backend import disk_errors, sync_folder
+from llm_assets.store.directory_backend import disk_errors, make_folders, sync_folder
 
 FORMAT_KEY = "format.json"
 FORMAT_DOCUMENT = encode({"format": 1, "what": "llm-assets store"}, FORMAT_KEY)
@@ -45,7 +45,7 @@ def open_directory(root: Path, *, create: bool = True) -> DirectoryStore:
 
 
 def _make(root: Path) -> None:
-    root.mkdir(parents=True, exist_ok=True)
+    make_folders(root)
     temporary = root / f".format-{secrets.token_hex(4)}"
     with temporary.open("wb") as file:
         file.write(FORMAT_DOCUMENT)

@@ -124,7 +124,8 @@ def _roots(
     yield from _references(store, catalog)
     now = store.backend.now()
     for artifact, modified in catalog.modified.items():
-        if now - modified < grace_s:
+        # With a grace time of nothing the store's clock does not count: it tells whole seconds.
+        if grace_s > 0 and now - modified < grace_s:
             yield artifact, f"younger than {grace_s / 3600:g} hours"
         elif retention.days is not None and now - modified < retention.days * 86_400:
             yield artifact, f"younger than {retention.days:g} days"

@@ -12,6 +12,7 @@ import sysconfig
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ class SeaweedServer:
     def __init__(self, *, key: str = ACCESS_KEY, secret: str = SECRET_KEY) -> None:
         self.key, self.secret = key, secret
         self.endpoint = ""
+        # One session: reading boto3's service descriptions costs more than most tests.
+        self._session = boto3.session.Session()
 
     def __enter__(self) -> SeaweedServer:
         self._folder = Path(tempfile.mkdtemp(prefix="weed-"))
@@ -136,6 +139,11 @@ class SeaweedServer:
         """What the server wrote."""
         return (self._folder / "log").read_text(errors="replace")
 
+    @cached_property
+    def shared_client(self) -> Any:
+        """One client for whoever needs no other; clients are safe for threads."""
+        return self.client()
+
     def client(self, **changes: Any) -> Any:
         """A boto3 client for the server, without retries."""
         arguments = {
@@ -146,7 +154,7 @@ class SeaweedServer:
             "config": Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=60),
             **changes,
         }
-        return boto3.session.Session().client("s3", **arguments)
+        return self._session.client("s3", **arguments)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -26,7 +26,9 @@ class World(Protocol):
     """One empty store."""
 
     ttl_s: float
-    """A time to live that the store's clock can tell; a lease is dead after three of it."""
+    """A short time to live that the store's clock can tell."""
+    dead_s: float
+    """After so long a lease with that time to live is surely dead."""
 
     def open(self) -> Any:
         """The store, as a process on another machine would open it."""
@@ -48,6 +50,7 @@ class DirectoryWorld:
     """A store in a directory."""
 
     ttl_s = 0.1
+    dead_s = 0.3
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -80,14 +83,15 @@ class DirectoryWorld:
 class S3World:
     """A store below a prefix of a bucket; each opening has a cache of its own."""
 
-    ttl_s = 1.0
+    ttl_s = 0.5
+    dead_s = 2.6
 
     _numbers = itertools.count()
 
     def __init__(self, server: SeaweedServer, bucket: str, folder: Path) -> None:
         self.server, self.bucket, self.folder = server, bucket, folder
         self.prefix = f"tests/{os.getpid()}-{next(self._numbers)}"
-        self.client = server.client()
+        self.client = server.shared_client
         self.open()
 
     def url(self, cache: str | None = None) -> str:
