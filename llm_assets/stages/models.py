@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils.logging import disable_progress_bar
 
 from llm_assets.errors import ModelError
+
+disable_progress_bar()
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
@@ -186,6 +189,9 @@ def save_model(model: Any, tokenizer: Any, out: Path) -> None:
     align_tokens(model, tokenizer)
     model.config.use_cache = True
     model.save_pretrained(out)
+    # How it was loaded is no part of the tokenizer.
+    for name in ("is_local", "local_files_only", "name_or_path", "gguf_file"):
+        tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(out)
 
 
@@ -201,12 +207,16 @@ def sample(
     prompts: Sequence[str],
     *,
     max_new_tokens: int = 32,
+    special: bool = False,
 ) -> list[str]:
-    """Greedy continuations of plain prompts, one a prompt, special tokens removed."""
+    """Greedy continuations of plain prompts, one a prompt; with `special`, special tokens shown."""
     was_training = model.training
     model.eval()
     try:
-        texts = []
+        texts: list[str] = []
+        stops = [tokenizer.eos_token_id]
+        if "<|endoftext|>" in tokenizer.get_vocab():
+            stops.append(tokenizer.convert_tokens_to_ids("<|endoftext|>"))
         for prompt in prompts:
             ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).to(model.device)
             ids.pop("token_type_ids", None)
@@ -214,11 +224,11 @@ def sample(
                 **ids,
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
-                eos_token_id=tokenizer.eos_token_id,
+                eos_token_id=stops,
                 pad_token_id=tokenizer.pad_token_id,
             )
             new = output[0, ids["input_ids"].shape[1] :]
-            texts.append(tokenizer.decode(new, skip_special_tokens=True))
+            texts.append(tokenizer.decode(new, skip_special_tokens=not special))
         return texts
     finally:
         model.train(was_training)

@@ -60,7 +60,7 @@ def run(context: StageContext) -> StageResult:
     settings: ShardsSettings = context.config
     corpus = context.inputs["corpus"].path
     tokenizer = load_tokenizer(context.inputs["tokenizer"].path, chat=False)
-    documents = read_documents(corpus)
+    documents = list(read_documents(corpus))
     context.progress.say(f"looking for duplicates among {len(documents)} documents")
     duplicates = find_duplicates(
         [document.text for document in documents],
