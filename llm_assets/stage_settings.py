@@ -21,7 +21,7 @@ def runtime(default: Any = ..., **kwargs: Any) -> Any:
 class Settings(BaseModel):
     """A frozen block of the recipe; an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 class LoraSettings(Settings):
@@ -64,7 +64,7 @@ class ImportSettings(Settings):
 class TrainSettings(StageSettings):
     """Common to what trains. Other settings of the trainer's class go by their own names."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, defer_build=True)
 
     learning_rate: float = Field(..., gt=0, description="Peak learning rate.")
     max_steps: int | None = Field(None, ge=1, description="Optimizer steps; or num_train_epochs.")
