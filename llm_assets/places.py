@@ -47,6 +47,7 @@ def ensure_dagster_home() -> Path:
     if not config.exists():
         config.write_text(
             "telemetry:\n  enabled: false\n"
+            "nux:\n  enabled: false\n"
             "concurrency:\n  pools:\n    default_limit: 2\n    granularity: op\n"
         )
     os.environ["DAGSTER_HOME"] = str(folder)
