@@ -19,6 +19,7 @@ from llm_assets.stages.adapters import (
     refuse_quantized,
     refuse_settings,
 )
+from llm_assets.stages.batching import in_like_lengths
 from llm_assets.stages.context import Metric, StageContext, StageResult
 from llm_assets.stages.encoding import Pair, count_metrics, count_rows, read_pairs
 from llm_assets.stages.generation import preference_margins, to_device
@@ -85,12 +86,19 @@ def _train(context: StageContext, tokenizer: Any, pairs: list[Pair]) -> Training
     source = context.inputs["sft_checkpoint"].path
     sides = ("prompt", "chosen", "rejected")
     rows = [{side: list(pair.row[side]) for side in sides} for pair in pairs]
+    arguments = training_arguments(DPOConfig, context)
+    dataset = in_like_lengths(
+        Dataset.from_list(rows),
+        arguments,
+        [max(len(pair.chosen), len(pair.rejected)) for pair in pairs],
+        chosen="train_sampling_strategy" in settings.extra,
+    )
     trainer = DPOTrainer(
         model=load_trainable(source, tokenizer, settings.lora),
         # With an adapter TRL takes the model without it.
         ref_model=None if settings.lora is not None else load_model(source),
-        args=training_arguments(DPOConfig, context),
-        train_dataset=Dataset.from_list(rows),
+        args=arguments,
+        train_dataset=dataset,
         processing_class=tokenizer,
         peft_config=adapter_config(settings.lora),
     )

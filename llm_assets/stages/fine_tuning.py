@@ -10,6 +10,7 @@ from trl import SFTConfig, SFTTrainer
 
 from llm_assets.stage_settings import LoraSettings
 from llm_assets.stages.adapters import adapter_config
+from llm_assets.stages.batching import in_like_lengths
 from llm_assets.stages.context import StageContext
 from llm_assets.stages.encoding import Example
 from llm_assets.stages.training import TrainingLog, run_training, training_arguments
@@ -36,10 +37,13 @@ def fine_tune(
             "labels": [example.labels for example in examples],
         }
     )
+    # Packing fills its rows by itself.
+    chosen = packing or "train_sampling_strategy" in extra
+    lengths = [len(example.input_ids) for example in examples]
     trainer = SFTTrainer(
         model=model,
         args=arguments,
-        train_dataset=dataset,
+        train_dataset=in_like_lengths(dataset, arguments, lengths, chosen=chosen),
         processing_class=tokenizer,
         peft_config=adapter_config(lora),
     )

@@ -15,12 +15,14 @@ from trl import RewardConfig, RewardTrainer
 
 from llm_assets.stage_settings import RewardSettings
 from llm_assets.stages.adapters import adapter_config, merged, refuse_quantized, refuse_settings
+from llm_assets.stages.batching import in_like_lengths
 from llm_assets.stages.context import Metric, StageContext, StageResult
 from llm_assets.stages.encoding import Pair, count_metrics, count_rows, read_pairs
 from llm_assets.stages.generation import to_device
 from llm_assets.stages.judging import NUM_SAMPLES, mean
 from llm_assets.stages.rewards import load_reward_model, new_reward_model, rewards
 from llm_assets.stages.training import (
+    TrainingLog,
     load_tokenizer,
     num_parameters,
     run_training,
@@ -43,27 +45,8 @@ def run(context: StageContext) -> StageResult:
     tokenizer = load_tokenizer(source)
     pairs, counts = read_pairs(context, tokenizer)
 
-    def base() -> Any:
-        return new_reward_model(source, tokenizer, seed=context.seed, lora=None)
-
-    model = new_reward_model(source, tokenizer, seed=context.seed, lora=settings.lora)
     context.progress.say(f"training the reward model on {len(pairs['train'])} pairs")
-    trainer = RewardTrainer(
-        model=model,
-        # The rows are cut to length already; TRL would look at each again.
-        args=training_arguments(RewardConfig, context, max_length=None),
-        train_dataset=Dataset.from_dict(
-            {
-                "chosen_ids": [pair.chosen for pair in pairs["train"]],
-                "rejected_ids": [pair.rejected for pair in pairs["train"]],
-            }
-        ),
-        processing_class=tokenizer,
-        peft_config=adapter_config(settings.lora, task="SEQ_CLS"),
-    )
-    log = run_training(context, trainer)
-    trained = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
-    save_model(merged(trained, settings.lora, base, context.scratch), tokenizer, context.out)
+    log = _train(context, tokenizer, pairs["train"])
     context.progress.say("measuring on held-out pairs")
     scorer = to_device(load_reward_model(context.out))
     held_out = pairs["held_out"]
@@ -87,6 +70,39 @@ def run(context: StageContext) -> StageResult:
         },
         tokens=log.tokens,
     )
+
+
+def _train(context: StageContext, tokenizer: Any, pairs: Sequence[Pair]) -> TrainingLog:
+    settings: RewardSettings = context.config
+    source = context.inputs["sft_checkpoint"].path
+
+    def base() -> Any:
+        return new_reward_model(source, tokenizer, seed=context.seed, lora=None)
+
+    # The rows are cut to length already; TRL would look at each again.
+    arguments = training_arguments(RewardConfig, context, max_length=None)
+    dataset = Dataset.from_dict(
+        {
+            "chosen_ids": [pair.chosen for pair in pairs],
+            "rejected_ids": [pair.rejected for pair in pairs],
+        }
+    )
+    trainer = RewardTrainer(
+        model=new_reward_model(source, tokenizer, seed=context.seed, lora=settings.lora),
+        args=arguments,
+        train_dataset=in_like_lengths(
+            dataset,
+            arguments,
+            [max(len(pair.chosen), len(pair.rejected)) for pair in pairs],
+            chosen="train_sampling_strategy" in settings.extra,
+        ),
+        processing_class=tokenizer,
+        peft_config=adapter_config(settings.lora, task="SEQ_CLS"),
+    )
+    log = run_training(context, trainer)
+    trained = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    save_model(merged(trained, settings.lora, base, context.scratch), tokenizer, context.out)
+    return log
 
 
 def pair_metrics(

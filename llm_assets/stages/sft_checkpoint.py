@@ -50,7 +50,7 @@ from llm_assets.stages.training import (
 
 MAX_NEW_TOKENS = 64
 """Tokens of an answer to a held-out question, at the most."""
-_GAP_ROWS = 1000
+_GAP_ROWS = 400
 # These would undo or bypass the encoding that is counted here.
 _NO_EFFECT = ("chat_template_path", "completion_only_loss", "dataset_kwargs", "dataset_text_field")
 
