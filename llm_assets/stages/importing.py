@@ -8,13 +8,14 @@ and a pad token of its own.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_assets.errors import ModelError
 from llm_assets.reading.fingerprint import expand
@@ -154,7 +155,6 @@ def load_gguf(path: Path) -> tuple[Any, Any]:
     A model loaded from GGUF refuses save_pretrained, so the weights go into a plain one.
     """
     try:
-        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
         # Its progress bar cannot be switched off.
         with contextlib.redirect_stderr(io.StringIO()):
             loaded = AutoModelForCausalLM.from_pretrained(
@@ -168,6 +168,7 @@ def load_gguf(path: Path) -> tuple[Any, Any]:
             rule="the GGUF file holds an architecture that the installed transformers reads",
             remedy="import the safetensors of the same model",
         ) from error
+    config = copy.deepcopy(loaded.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.dtype = torch.float32
