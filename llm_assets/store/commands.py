@@ -66,7 +66,7 @@ def list_artifacts(url: str | None, kind: str | None, stage: str | None, as_json
     table = [("artifact", "type", "stage", "files", "size", "age", "refs")]
     table += [
         (
-            row.artifact.short,
+            row.artifact[:12],
             row.type,
             ", ".join(row.stages) or "-",
             str(row.num_files),

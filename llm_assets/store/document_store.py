@@ -132,7 +132,7 @@ class DocumentStore:
                 raise NotFoundError(
                     message(
                         where=f"ref {name}",
-                        found=f"{artifact.short} is not in {self.backend.where}",
+                        found=f"{artifact[:12]} is not in {self.backend.where}",
                         rule="a ref stands on an artifact of its store",
                         remedy="`llm-assets store ls` lists the artifacts",
                     )

@@ -48,7 +48,7 @@ def encode_tree(tree: Tree) -> tuple[ArtifactHash, bytes]:
 def parse_tree(content: bytes, artifact: ArtifactHash | None = None) -> Tree:
     """The tree in `content`. DamagedError when it has not the hash `artifact` or is no tree;
     RefusedError for another format version or for paths that no artifact may have."""
-    where = f"artifact {artifact.short}" if artifact else "artifact"
+    where = f"artifact {artifact[:12]}" if artifact else "artifact"
     if artifact is not None and hashlib.sha256(content).hexdigest() != artifact:
         raise _damaged(where, "a tree that has not its hash")
     value = decode(content, where)

@@ -115,7 +115,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         yield f"nothing to delete; {len(plan.kept)} artifacts are kept"
         return
     rows = [
-        (entry.artifact.short, entry.type, ", ".join(entry.stages) or "-", size(entry.size_bytes))
+        (entry.artifact[:12], entry.type, ", ".join(entry.stages) or "-", size(entry.size_bytes))
         for entry in plan.artifacts
     ]
     yield from (f"delete artifact  {line}" for line in columns(rows, right=(3,)))

@@ -260,7 +260,7 @@ def blob_damaged(artifact: ArtifactHash, entry: FileEntry, found: str) -> Damage
     """The error for a file of an artifact whose blob is wrong."""
     return DamagedError(
         message(
-            where=f"artifact {artifact.short}, file {entry.path}",
+            where=f"artifact {artifact[:12]}, file {entry.path}",
             found=f"{found} (blob {entry.blob.short})",
             rule="a file is handed out only when its bytes have their hash",
             remedy="put the artifact again from its source, or rerun its stage",

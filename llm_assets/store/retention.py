@@ -114,7 +114,7 @@ def keep(
         if artifact in kept or artifact not in catalog.trees:
             continue
         kept[artifact] = why
-        waiting += [(above, f"lineage of {artifact.short}") for above in catalog.lineage(artifact)]
+        waiting += [(above, f"lineage of {artifact[:12]}") for above in catalog.lineage(artifact)]
     return kept
 
 

@@ -156,11 +156,11 @@ class S3Store(DocumentStore):
         def read() -> bytes:
             content = self.s3.read_object(tree_key(artifact))
             if hashlib.sha256(content).hexdigest() != artifact:
-                raise TransferDamagedError(f"artifact {artifact.short}: a tree without its hash")
+                raise TransferDamagedError(f"artifact {artifact[:12]}: a tree without its hash")
             return content
 
         try:
-            content = self.s3.attempt(f"tree {artifact.short}", read)
+            content = self.s3.attempt(f"tree {artifact[:12]}", read)
         except NotFoundError:
             raise not_found(self.s3.where, artifact) from None
         tree = parse_tree(content, artifact)
@@ -175,7 +175,7 @@ class S3Store(DocumentStore):
         try:
             download(self.s3, self.local, tree.files)
         except DamagedError as error:
-            raise DamagedError(f"artifact {artifact.short}: {error}") from error
+            raise DamagedError(f"artifact {artifact[:12]}: {error}") from error
         return self.local.checkout(artifact, tree)
 
     def verify(self, artifact: ArtifactHash, *, deep: bool = False) -> list[Damage]:

@@ -145,16 +145,22 @@ class SeaweedServer:
         return self.client()
 
     def client(self, **changes: Any) -> Any:
-        """A boto3 client for the server, without retries."""
-        arguments = {
-            "endpoint_url": self.endpoint,
-            "aws_access_key_id": self.key,
-            "aws_secret_access_key": self.secret,
-            "region_name": "us-east-1",
-            "config": Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=60),
-            **changes,
-        }
-        return self._session.client("s3", **arguments)
+        """A boto3 client for the server, without retries of its own."""
+        given = {"aws_access_key_id": self.key, "aws_secret_access_key": self.secret}
+        return s3_client(self.endpoint, session=self._session, **{**given, **changes})
+
+
+def s3_client(endpoint: str, *, session: Any = None, **changes: Any) -> Any:
+    """A boto3 client for the server at `endpoint`, without retries of its own."""
+    arguments = {
+        "endpoint_url": endpoint,
+        "aws_access_key_id": ACCESS_KEY,
+        "aws_secret_access_key": SECRET_KEY,
+        "region_name": "us-east-1",
+        "config": Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=60),
+        **changes,
+    }
+    return (session or boto3.session.Session()).client("s3", **arguments)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -90,6 +90,7 @@ class S3World:
 
     def __init__(self, server: SeaweedServer, bucket: str, folder: Path) -> None:
         self.server, self.bucket, self.folder = server, bucket, folder
+        self.cache: str | None = None
         self.prefix = f"tests/{os.getpid()}-{next(self._numbers)}"
         self.client = server.shared_client
         self.open()
@@ -102,7 +103,9 @@ class S3World:
         )
 
     def open(self, cache: str | None = None) -> S3Store:
-        return open_s3(self.url(cache), client_factory=lambda: self.client, retry=FAST)
+        return open_s3(
+            self.url(cache or self.cache), client_factory=lambda: self.client, retry=FAST
+        )
 
     def _key(self, key: str) -> str:
         return f"{self.prefix}/{key}"
