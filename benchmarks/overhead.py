@@ -2,9 +2,9 @@
 
     python benchmarks/overhead.py [-r RECIPE]
 
-Both start from an empty store, in the same order, on the same machine, each worker with the threads
-that the launcher would give it. Prints one JSON object; `ratio` is Dagster's wall time over the bare
-workers'. Reward model and DPO run side by side under Dagster, which may bring it under 1.
+Both start from an empty store, in the same order, on the same machine, each worker with the
+threads that the launcher would give it. Prints one JSON object; `ratio` is Dagster's wall time
+over the bare workers'. Reward model and DPO run side by side, which may bring it under 1.
 """
 
 from __future__ import annotations
