@@ -25,13 +25,15 @@ _Z = 1.959964
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What `measure_policy` found; `before` and `after` are the greedy answers."""
+    """What `measure_policy` found; `before` and `after` are the greedy answers, `sampled` those of
+    the policy at temperature 1."""
 
     metrics: dict[str, Metric]
     tables: dict[str, list[dict[str, Any]]]
     samples: list[dict[str, Any]]
     before: list[Answer]
     after: list[Answer]
+    sampled: list[Answer]
 
 
 def measure_policy(
@@ -89,7 +91,35 @@ def measure_policy(
         samples=sample_rows(questions, before, after),
         before=before,
         after=after,
+        sampled=sampled,
     )
+
+
+def measure_step(
+    policy: Any,
+    incoming: Any,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    measured: Measured,
+    *,
+    max_new_tokens: int,
+) -> tuple[dict[str, Metric], list[Answer]]:
+    """The policy against the one that came into the stage, when that is not the reference.
+
+    Gives `win_rate_over_input`, `kl_per_token_to_input` and `kl_per_sequence_to_input`, and the
+    incoming policy's greedy answers.
+    """
+    prompts = [question.prompt for question in questions]
+    before = generate(incoming, tokenizer, prompts, max_new_tokens=max_new_tokens)
+    found = divergence(policy, incoming, measured.sampled, pad_token_id=tokenizer.pad_token_id)
+    metrics = {
+        "kl_per_token_to_input": Metric(value=found.per_token, n=found.num_tokens),
+        "kl_per_sequence_to_input": Metric(value=found.per_sequence, n=len(found.sequences)),
+    }
+    comparison = compare(questions, before, measured.after)
+    if comparison.n:
+        metrics["win_rate_over_input"] = Metric(value=comparison.value, n=comparison.n)
+    return metrics, before
 
 
 def kl_metrics(found: Divergence, lengths: Sequence[int]) -> dict[str, Metric]:

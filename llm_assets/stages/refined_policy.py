@@ -1,9 +1,12 @@
 """Stage 9: the policy refined against the reward model.
 
 Takes `dpo_policy` (or what was handed on in its place), `reward_model` and `preferences`, of which
-it uses the prompts; gives a `policy`. Methods: `grpo` (Shao et al. 2024) and `rloo` (Ahmadian et
-al. 2024) through TRL's trainers, with a KL penalty to the policy that came in; or `constitutional`
-(Bai et al. 2022): critique and revision, the better answers by the reward model, fine-tuning.
+it uses the prompts; gives a `policy`. With the input `sft_checkpoint` too, that is what it is
+measured against, so that its KL is the one of all alignment stages together.
+
+Methods: `grpo` (Shao et al. 2024) and `rloo` (Ahmadian et al. 2024) through TRL's trainers, with a
+KL penalty to the policy that came in; or `constitutional` (Bai et al. 2022): critique and revision,
+the better answers by the reward model, fine-tuning on these.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from llm_assets.stages.encoding import Counts, count_metrics, count_rows, read_r
 from llm_assets.stages.fine_tuning import fine_tune
 from llm_assets.stages.generation import Answer, to_device
 from llm_assets.stages.judging import Question, mean, preference_questions
-from llm_assets.stages.measuring import measure_policy
+from llm_assets.stages.measuring import measure_policy, measure_step
 from llm_assets.stages.rewards import RewardFunction, conversation_rewards, load_reward_model
 from llm_assets.stages.training import (
     TrainingLog,
@@ -61,7 +64,7 @@ class _Trained:
 
 
 def run(context: StageContext) -> StageResult:
-    """Refine, store, and compare what was stored with the policy that came in."""
+    """Refine, store, and measure what was stored."""
     settings: RefineSettings = context.config
     check_settings(context)
     disable_progress_bars()
@@ -74,38 +77,7 @@ def run(context: StageContext) -> StageResult:
         trained = _constitutional(context, tokenizer, judge, judge_tokenizer, train)
     else:
         trained = _online(context, tokenizer, judge, judge_tokenizer, train)
-    policy, reference = to_device(load_model(context.out)), to_device(load_model(source))
-    measured = measure_policy(
-        context,
-        policy,
-        reference,
-        tokenizer,
-        held_out,
-        max_new_tokens=max(64, settings.max_completion_length),
-    )
-
-    def reward_mean(answers: Sequence[Answer]) -> Metric:
-        conversations = [
-            [*q.prompt, {"role": "assistant", "content": a.text}]
-            for q, a in zip(held_out, answers, strict=True)
-        ]
-        return mean(conversation_rewards(judge, judge_tokenizer, conversations))
-
-    return StageResult(
-        metrics={
-            "reward_mean_before": reward_mean(measured.before),
-            "reward_mean": reward_mean(measured.after),
-            **measured.metrics,
-            **trained.metrics,
-            **count_metrics(counts),
-            "tokens_per_s": Metric(value=trained.log.tokens_per_s),
-        },
-        metadata={"num_parameters": num_parameters(policy)},
-        series=trained.log.series,
-        samples=measured.samples,
-        tables={**measured.tables, **trained.tables, "rows": count_rows(counts)},
-        tokens=trained.log.tokens,
-    )
+    return _measure(context, trained, tokenizer, judge, judge_tokenizer, held_out, counts)
 
 
 def check_settings(context: StageContext) -> None:
@@ -163,6 +135,57 @@ def _questions(
             raise counts[split].nothing_left(f"preferences/{split}.jsonl", room)
         context.progress.say(counts[split].sentence(f"prompts, {split}"))
     return found["train"], found["held_out"], counts
+
+
+def _measure(
+    context: StageContext,
+    trained: _Trained,
+    tokenizer: Any,
+    judge: Any,
+    judge_tokenizer: Any,
+    questions: list[Question],
+    counts: dict[str, Counts],
+) -> StageResult:
+    """The stored policy against the fine-tuned checkpoint, or else the policy that came in."""
+    settings: RefineSettings = context.config
+    length = max(64, settings.max_completion_length)
+    policy = to_device(load_model(context.out))
+    incoming = to_device(load_model(context.inputs["dpo_policy"].path))
+    sft = context.inputs.get("sft_checkpoint")
+    reference = incoming if sft is None else to_device(load_model(sft.path))
+    measured = measure_policy(
+        context, policy, reference, tokenizer, questions, max_new_tokens=length
+    )
+    step: dict[str, Metric] = {}
+    before = measured.before
+    if sft is not None:
+        step, before = measure_step(
+            policy, incoming, tokenizer, questions, measured, max_new_tokens=length
+        )
+
+    def reward_mean(answers: Sequence[Answer]) -> Metric:
+        conversations = [
+            [*q.prompt, {"role": "assistant", "content": a.text}]
+            for q, a in zip(questions, answers, strict=True)
+        ]
+        return mean(conversation_rewards(judge, judge_tokenizer, conversations))
+
+    return StageResult(
+        metrics={
+            "reward_mean_before": reward_mean(before),
+            "reward_mean": reward_mean(measured.after),
+            **measured.metrics,
+            **step,
+            **trained.metrics,
+            **count_metrics(counts),
+            "tokens_per_s": Metric(value=trained.log.tokens_per_s),
+        },
+        metadata={"num_parameters": num_parameters(policy)},
+        series=trained.log.series,
+        samples=measured.samples,
+        tables={**measured.tables, **trained.tables, "rows": count_rows(counts)},
+        tokens=trained.log.tokens,
+    )
 
 
 def _online(

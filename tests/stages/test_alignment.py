@@ -362,3 +362,21 @@ def test_a_setting_of_the_trainer_goes_through(shop: Shop, sft: Run) -> None:
     )
     assert weights_hash(run.out) != weights_hash(sft.out)
     assert len(run.result.series["loss"]) == 2
+
+
+def test_refinement_is_measured_against_the_fine_tuned_checkpoint(
+    shop: Shop, dpo: Run, reward: Run
+) -> None:
+    """With `sft_checkpoint` as an input the KL is the one of both stages together."""
+    run = shop.run(
+        "refined_policy",
+        refine_settings(max_steps=1, learning_rate=1e-4),
+        name="against_sft",
+        dpo_policy="dpo_policy",
+        reward_model="reward_model",
+        preferences="preferences",
+        sft_checkpoint="sft_checkpoint",
+    )
+    metrics = run.result.metrics
+    assert metrics["kl_per_token_to_input"].value < metrics["kl_per_token"].value
+    assert metrics["win_rate_over_input"].n == metrics["win_rate"].n
