@@ -7,7 +7,7 @@ from folders, writes its artifact into `context.out`, and reports as it goes thr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +41,10 @@ class StageInput:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _never() -> None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
     """All that a stage may depend on.
@@ -48,6 +52,8 @@ class StageContext:
     `config` is the stage's block of the recipe (see recipe.py). `inputs` maps the input names of
     graph.py to artifacts. `out` is an empty folder that becomes the artifact. `scratch` is deleted
     after the stage. `checkpoints` survives a crash and is the same folder for the same identity.
+    `should_stop`: why the stage must save and stop now (its money is spent); None: go on. Cheap
+    enough for every step.
     """
 
     stage: str
@@ -60,11 +66,12 @@ class StageContext:
     checkpoints: Path
     progress: Progress
     lineage: Mapping[str, Any] = field(default_factory=dict)
+    should_stop: Callable[[], str | None] = _never
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A headline metric: `value`, and the number of items `n` that it is a mean of, if it is one."""
+    """A headline metric: `value`, and the number of items `n` that it is a mean of, if any."""
 
     value: float
     n: int | None = None

@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging as transformers_logging
 
-from llm_assets.errors import NonFiniteLossError
+from llm_assets.errors import BudgetError, NonFiniteLossError
 from llm_assets.stage_settings import TrainSettings
 from llm_assets.stages.context import StageContext
 from llm_assets.stages.models import (
@@ -139,7 +139,7 @@ def run_training(
     """Train to the end, from the newest healthy save of `context.checkpoints` if there is one.
 
     `tokens_per_step`: tokens of one optimizer step; without it they are taken from what the trainer
-    counts. Raises NonFiniteLossError.
+    counts. Raises NonFiniteLossError, and BudgetError after a save when `should_stop` says so.
     """
     transformers_logging.set_verbosity_error()
     trainer.remove_callback(PrinterCallback)
@@ -207,8 +207,12 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
         if self.loop is not None:
             restore_rng(self.loop.rng)
             self.loop = None
-        elif state.global_step > 0 and self._is_due(args, state.global_step):
-            self._save(state, kwargs["optimizer"], kwargs["lr_scheduler"])
+        elif state.global_step > 0 and self._may_save(args, state.global_step):
+            stop = self.context.should_stop()
+            if stop is not None or self._is_due(state.global_step):
+                self._save(state, kwargs["optimizer"], kwargs["lr_scheduler"])
+            if stop is not None:
+                raise BudgetError(f"{stop}\n  saved: step {state.global_step}, to go on from")
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **kwargs: Any
@@ -245,15 +249,17 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
         self.tokens += counted - self._counted
         self._counted = counted
 
-    def _is_due(self, args: Any, step: int) -> bool:
-        """A save is due by steps or by minutes, and an online trainer has no answers left over."""
-        settings = self.context.config.checkpoint
+    def _may_save(self, args: Any, step: int) -> bool:
+        """An online trainer has no answers left over."""
         # GRPO and RLOO use the answers of one generation for several micro-batches; a save in
         # between could not be resumed exactly.
         every = getattr(args, "steps_per_generation", None) or 1
         every *= getattr(args, "num_iterations", None) or 1
-        if step * args.gradient_accumulation_steps % every != 0:
-            return False
+        return bool(step * args.gradient_accumulation_steps % every == 0)
+
+    def _is_due(self, step: int) -> bool:
+        """A save is due by steps or by minutes."""
+        settings = self.context.config.checkpoint
         if settings.every_steps is not None and step % settings.every_steps == 0:
             return True
         minutes = (time.monotonic() - self._last_save) / 60
