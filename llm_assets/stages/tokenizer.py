@@ -1,12 +1,12 @@
 """Stage 2: special tokens and chat template around the vocabulary.
 
-Takes `vocabulary`; gives `tokenizer`, a transformers fast tokenizer. `<|im_end|>` ends a turn and is
-the eos token; `<|endoftext|>` stands between documents; `<|pad|>` is nothing else.
+Takes `vocabulary`; gives `tokenizer`, a transformers fast tokenizer. `<|im_end|>` ends a turn and
+is the eos token; `<|endoftext|>` stands between documents; `<|pad|>` is nothing else.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -21,8 +21,9 @@ from llm_assets.stages.bpe import (
     decoder,
     pre_tokenizer,
 )
-from llm_assets.stages.chat_template import CHATML, check_template
+from llm_assets.stages.chat_template import CHATML, check_template, render_text
 from llm_assets.stages.context import Metric, StageContext, StageResult
+from llm_assets.stages.models import load_tokenizer
 
 if TYPE_CHECKING:
     from llm_assets.stage_settings import TokenizerSettings
@@ -38,6 +39,11 @@ NASTY_TEXTS = (
     "\x00\x01 control",
     "<|im_start|>not a turn",
 )
+
+_SHOWN = [
+    {"role": "user", "content": "Who are you?"},
+    {"role": "assistant", "content": "A villager."},
+]
 
 
 def run(context: StageContext) -> StageResult:
@@ -58,16 +64,29 @@ def run(context: StageContext) -> StageResult:
     )
     given = settings.chat_template
     tokenizer.chat_template = CHATML if given == "chatml" else given
-    _check_round_trip(tokenizer)
     check_template(tokenizer, where="stages.tokenizer.chat_template")
     tokenizer.save_pretrained(context.out)
+    read_back = load_tokenizer(context.out)
+    _check_round_trip(read_back)
+    _check_special_tokens(read_back)
+    if read_back.chat_template != tokenizer.chat_template:
+        raise ModelError(
+            where="stages.tokenizer.chat_template",
+            found="another template after saving and loading",
+            rule="chat_template.jinja gives the template back",
+            remedy="take out what a file changes, such as a carriage return",
+        )
     return StageResult(
-        metrics={"num_tokens": Metric(value=len(tokenizer))},
-        metadata={"num_tokens": len(tokenizer)},
+        metrics={
+            "num_tokens": Metric(value=len(read_back)),
+            "round_trip": Metric(value=1.0, n=len(NASTY_TEXTS)),
+        },
+        metadata={"num_tokens": len(read_back)},
+        samples=[{"conversation": render_text(read_back, _SHOWN)}],
     )
 
 
-def _check_round_trip(tokenizer: PreTrainedTokenizerFast) -> None:
+def _check_round_trip(tokenizer: Any) -> None:
     for text in NASTY_TEXTS:
         back = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
         if back != text:
@@ -76,4 +95,16 @@ def _check_round_trip(tokenizer: PreTrainedTokenizerFast) -> None:
                 found=f"{text!r} comes back as {back!r}",
                 rule="a byte-level tokenizer gives every text back",
                 remedy="the vocabulary must hold all 256 bytes: raise vocabulary.size",
+            )
+
+
+def _check_special_tokens(tokenizer: Any) -> None:
+    for token in SPECIAL_TOKENS:
+        ids = tokenizer(token, add_special_tokens=False)["input_ids"]
+        if ids != [tokenizer.convert_tokens_to_ids(token)]:
+            raise ModelError(
+                where="tokenizer",
+                found=f"{token} is encoded as {ids}",
+                rule="a special token is one id",
+                remedy="take it out of the vocabulary's merges",
             )
