@@ -132,12 +132,7 @@ def render(
     """Token ids of conversations through the chat template; nothing is cut."""
     if not conversations:
         return []
-    encoded = tokenizer.apply_chat_template(
-        list(conversations),
-        add_generation_prompt=generation_prompt,
-        tokenize=True,
-        return_dict=True,
-    )
+    encoded = _apply(tokenizer, list(conversations), add_generation_prompt=generation_prompt)
     return [list(ids) for ids in encoded["input_ids"]]
 
 
@@ -281,13 +276,17 @@ def _with_masks(
             for start, ids in zip(starts, rendered, strict=True)
         ]
     if "{% generation" in _template(tokenizer) or "{%- generation" in _template(tokenizer):
-        encoded = tokenizer.apply_chat_template(
-            conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
+        encoded = _apply(tokenizer, conversations, return_assistant_tokens_mask=True)
         ids = [list(row) for row in encoded["input_ids"]]
         return ids, [list(mask) for mask in encoded["assistant_masks"]]
     pairs = [_mask_by_prefix(tokenizer, conversation) for conversation in conversations]
     return [ids for ids, _ in pairs], [mask for _, mask in pairs]
+
+
+def _apply(tokenizer: Any, conversations: list[Conversation], **options: Any) -> Any:
+    # Its warning about rows over the model's length comes before they are cut or dropped here.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return tokenizer.apply_chat_template(conversations, tokenize=True, return_dict=True, **options)
 
 
 def _template(tokenizer: Any) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from llm_assets.artifacts import check_artifact
 from llm_assets.data_settings import VillageSettings
+from llm_assets.stage_settings import RefineSettings
+from llm_assets.stages import dpo_policy, refined_policy, reward_model, sft_checkpoint
+from llm_assets.stages.context import StageContext, StageInput, StageResult
 from llm_assets.village import instruction_rows, preference_rows
 
 TEMPLATE = (
@@ -87,3 +94,107 @@ def small_model(tokenizer: Any) -> Any:
             bos_token_id=tokenizer.bos_token_id,
         )
     )
+
+
+STEPS: dict[str, Any] = {"max_steps": 4, "per_device_train_batch_size": 4, "max_length": 128}
+STAGES: dict[str, Any] = {
+    "sft_checkpoint": sft_checkpoint,
+    "reward_model": reward_model,
+    "dpo_policy": dpo_policy,
+    "refined_policy": refined_policy,
+}
+
+
+class Listener:
+    """A Progress that keeps the lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def step(self, step: int, total: int, **metrics: Any) -> None:
+        """Nothing: the series is looked at."""
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One stage that was run."""
+
+    context: StageContext
+    result: StageResult
+
+    @property
+    def out(self) -> Path:
+        return self.context.out
+
+    @property
+    def said(self) -> list[str]:
+        return self.context.progress.lines  # type: ignore[attr-defined,no-any-return]
+
+
+class Shop:
+    """Runs stages under one folder, and hands their artifacts on."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.paths = write_village(root / "data")
+        rows = (self.paths["instructions"] / "train.jsonl").read_text().splitlines()
+        tokenizer = small_tokenizer(rows)
+        base = root / "base"
+        small_model(tokenizer).save_pretrained(base)
+        tokenizer.save_pretrained(base)
+        self.paths["base"] = base
+
+    def run(self, stage: str, config: Any, name: str = "", **inputs: str) -> Run:
+        """Run a stage; `inputs` maps its input names to earlier names."""
+        root = self.root / (name or stage)
+        for folder in ("out", "scratch", "checkpoints"):
+            (root / folder).mkdir(parents=True)
+        context = StageContext(
+            stage=stage,
+            pipeline="test",
+            config=config,
+            seed=7,
+            inputs={
+                key: StageInput(path=self.paths[value], type="", artifact="0" * 64)
+                for key, value in inputs.items()
+            },
+            out=root / "out",
+            scratch=root / "scratch",
+            checkpoints=root / "checkpoints",
+            progress=Listener(),
+        )
+        result = STAGES[stage].run(context)
+        self.paths[name or stage] = context.out
+        return Run(context, result)
+
+
+def refine_settings(**changes: Any) -> RefineSettings:
+    values: dict[str, Any] = {
+        "learning_rate": 5e-3,
+        "max_steps": 3,
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_length": 128,
+        "eval_prompts": 8,
+    }
+    return RefineSettings(**{**values, **changes})
+
+
+def weights_hash(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def assert_sound(run: Run, type: str) -> None:
+    """A whole artifact, finite metrics, a loss at every step, samples with text fields."""
+    check_artifact(run.out, type, run.result.metadata)
+    for name, metric in run.result.metrics.items():
+        assert math.isfinite(metric.value), name
+        assert metric.n is None or metric.n > 0, name
+    steps = [step for step, _ in run.result.series["loss"]]
+    assert steps == list(range(1, steps[-1] + 1))
+    assert run.result.tokens > 0
+    assert run.result.samples

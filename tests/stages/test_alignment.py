@@ -2,103 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
+import json
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from alignment_parts import small_model, small_tokenizer, write_village
+from alignment_parts import (
+    STAGES,
+    STEPS,
+    Listener,
+    Run,
+    Shop,
+    assert_sound,
+    refine_settings,
+    weights_hash,
+    write_rows,
+)
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from llm_assets.artifacts import check_artifact
-from llm_assets.errors import RecipeError
+from llm_assets.errors import ModelError
 from llm_assets.stage_settings import (
     DpoSettings,
-    RefineSettings,
     RewardSettings,
     SftSettings,
 )
-from llm_assets.stages import dpo_policy, refined_policy, reward_model, sft_checkpoint
-from llm_assets.stages.context import StageContext, StageInput, StageResult
 from llm_assets.stages.training import load_model
-
-STEPS: dict[str, Any] = {"max_steps": 4, "per_device_train_batch_size": 4, "max_length": 128}
-STAGES: dict[str, Any] = {
-    "sft_checkpoint": sft_checkpoint,
-    "reward_model": reward_model,
-    "dpo_policy": dpo_policy,
-    "refined_policy": refined_policy,
-}
-
-
-class Listener:
-    """A Progress that keeps the lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def step(self, step: int, total: int, **metrics: Any) -> None:
-        """Nothing: the series is looked at."""
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One stage that was run."""
-
-    context: StageContext
-    result: StageResult
-
-    @property
-    def out(self) -> Path:
-        return self.context.out
-
-    @property
-    def said(self) -> list[str]:
-        return self.context.progress.lines  # type: ignore[attr-defined,no-any-return]
-
-
-class Shop:
-    """Runs stages under one folder, and hands their artifacts on."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.paths = write_village(root / "data")
-        rows = (self.paths["instructions"] / "train.jsonl").read_text().splitlines()
-        tokenizer = small_tokenizer(rows)
-        base = root / "base"
-        small_model(tokenizer).save_pretrained(base)
-        tokenizer.save_pretrained(base)
-        self.paths["base"] = base
-
-    def run(self, stage: str, config: Any, name: str = "", **inputs: str) -> Run:
-        """Run a stage; `inputs` maps its input names to earlier names."""
-        root = self.root / (name or stage)
-        for folder in ("out", "scratch", "checkpoints"):
-            (root / folder).mkdir(parents=True)
-        context = StageContext(
-            stage=stage,
-            pipeline="test",
-            config=config,
-            seed=7,
-            inputs={
-                key: StageInput(path=self.paths[value], type="", artifact="0" * 64)
-                for key, value in inputs.items()
-            },
-            out=root / "out",
-            scratch=root / "scratch",
-            checkpoints=root / "checkpoints",
-            progress=Listener(),
-        )
-        result = STAGES[stage].run(context)
-        self.paths[name or stage] = context.out
-        return Run(context, result)
 
 
 @pytest.fixture(scope="module")
@@ -130,19 +61,6 @@ def dpo(shop: Shop, sft: Run) -> Run:
     )
 
 
-def refine_settings(**changes: Any) -> RefineSettings:
-    values: dict[str, Any] = {
-        "learning_rate": 5e-3,
-        "max_steps": 3,
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "max_length": 128,
-        "eval_prompts": 8,
-    }
-    return RefineSettings(**{**values, **changes})
-
-
 def refine(shop: Shop, name: str, **changes: Any) -> Run:
     return shop.run(
         "refined_policy",
@@ -152,22 +70,6 @@ def refine(shop: Shop, name: str, **changes: Any) -> Run:
         reward_model="reward_model",
         preferences="preferences",
     )
-
-
-def weights_hash(folder: Path) -> str:
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-
-
-def assert_sound(run: Run, type: str) -> None:
-    """A whole artifact, finite metrics, a loss at every step, samples with text fields."""
-    check_artifact(run.out, type, run.result.metadata)
-    for name, metric in run.result.metrics.items():
-        assert math.isfinite(metric.value), name
-        assert metric.n is None or metric.n > 0, name
-    steps = [step for step, _ in run.result.series["loss"]]
-    assert steps == list(range(1, steps[-1] + 1))
-    assert run.result.tokens > 0
-    assert run.result.samples
 
 
 def test_sft_learns_and_measures(shop: Shop, sft: Run) -> None:
@@ -330,25 +232,6 @@ def test_refinement_is_deterministic(shop: Shop, dpo: Run, reward: Run) -> None:
     assert first.result.metrics["kl_per_token"] == second.result.metrics["kl_per_token"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "place"),
-    [
-        ({"num_generations": 3}, "refined_policy.num_generations"),
-        ({"method": "constitutional"}, "refined_policy.constitution"),
-        ({"method": "rloo", "scale_rewards": "none"}, "refined_policy.scale_rewards"),
-        ({"sync_ref_model": True}, "refined_policy.sync_ref_model"),
-        ({"lora": {"quantize_base": "nf4"}}, "refined_policy.lora.quantize_base"),
-    ],
-)
-def test_settings_that_cannot_work(
-    make_context: Callable[..., StageContext], changes: dict[str, Any], place: str
-) -> None:
-    context = make_context("refined_policy", refine_settings(**changes))
-    with pytest.raises(RecipeError) as caught:
-        refined_policy.run(context)
-    assert caught.value.where == place
-
-
 def test_a_setting_of_the_trainer_goes_through(shop: Shop, sft: Run) -> None:
     config = SftSettings(
         learning_rate=5e-3, eval_prompts=2, **{**STEPS, "max_steps": 2}, optim="sgd"
@@ -380,3 +263,110 @@ def test_refinement_is_measured_against_the_fine_tuned_checkpoint(
     metrics = run.result.metrics
     assert metrics["kl_per_token_to_input"].value < metrics["kl_per_token"].value
     assert metrics["win_rate_over_input"].n == metrics["win_rate"].n
+
+
+class Stopped(Exception):
+    """A crash in the middle of a training."""
+
+
+class StopsAt(Listener):
+    """A Progress that crashes the stage at a step."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def step(self, step: int, total: int, **metrics: Any) -> None:
+        if step == self.at:
+            raise Stopped
+
+
+@pytest.mark.parametrize("stage", ["sft_checkpoint", "dpo_policy", "refined_policy"])
+def test_a_stage_that_crashed_goes_on_to_the_same_weights(
+    shop: Shop, dpo: Run, reward: Run, stage: str
+) -> None:
+    saves = {"checkpoint": {"every_steps": 2, "every_minutes": None}}
+    steps = {**STEPS, "learning_rate": 5e-3, "eval_prompts": 2, **saves}
+    pairs = {"sft_checkpoint": "sft_checkpoint", "preferences": "preferences"}
+    config, inputs = {
+        "sft_checkpoint": (
+            SftSettings(**steps),
+            {"midtrained_checkpoint": "base", "instructions": "instructions"},
+        ),
+        "dpo_policy": (DpoSettings(lora={"r": 2, "dropout": 0.1}, **steps), pairs),
+        "refined_policy": (
+            refine_settings(max_steps=4, **saves),
+            {
+                "dpo_policy": "dpo_policy",
+                "reward_model": "reward_model",
+                "preferences": "preferences",
+            },
+        ),
+    }[stage]
+    whole = shop.run(stage, config, name=f"whole_{stage}", **inputs)
+    folders = {name: shop.root / f"crashed_{stage}" / name for name in ("out", "checkpoints")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    crashing = dataclasses.replace(whole.context, progress=StopsAt(3), **folders)
+    with pytest.raises(Stopped):
+        STAGES[stage].run(crashing)
+    assert not list(folders["out"].iterdir())
+    again = dataclasses.replace(whole.context, progress=Listener(), **folders)
+    result = STAGES[stage].run(again)
+    assert "goes on from save-00000002" in again.progress.lines  # type: ignore[attr-defined]
+    assert weights_hash(folders["out"]) == weights_hash(whole.out)
+    assert result.series["loss"] == whole.result.series["loss"]
+
+
+def test_bfloat16_keeps_float32_weights(shop: Shop, sft: Run) -> None:
+    config = DpoSettings(learning_rate=5e-3, eval_prompts=4, precision="bfloat16", **STEPS)
+    run = shop.run(
+        "dpo_policy",
+        config,
+        name="bfloat16",
+        sft_checkpoint="sft_checkpoint",
+        preferences="preferences",
+    )
+    assert_sound(run, "policy")
+    weights = load_file(run.out / "model.safetensors")
+    assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
+
+
+def test_a_reward_model_of_the_wrong_kind_is_refused(shop: Shop, dpo: Run) -> None:
+    with pytest.raises(ModelError, match="a reward model is a sequence classifier"):
+        shop.run(
+            "refined_policy",
+            refine_settings(),
+            name="wrong_reward",
+            dpo_policy="dpo_policy",
+            reward_model="dpo_policy",
+            preferences="preferences",
+        )
+
+
+def test_real_rows_without_checks_have_no_oracle_metrics(shop: Shop, sft: Run) -> None:
+    source = shop.paths["preferences"]
+    for split in ("train", "held_out"):
+        rows = [json.loads(line) for line in (source / f"{split}.jsonl").read_text().splitlines()]
+        bare = [{side: row[side] for side in ("prompt", "chosen", "rejected")} for row in rows]
+        write_rows(shop.root / "bare" / f"{split}.jsonl", bare[:40])
+    shop.paths["bare"] = shop.root / "bare"
+    run = shop.run(
+        "dpo_policy",
+        DpoSettings(learning_rate=5e-3, eval_prompts=4, **{**STEPS, "max_steps": 1}),
+        name="bare_dpo",
+        sft_checkpoint="sft_checkpoint",
+        preferences="bare",
+    )
+    assert_sound(run, "policy")
+    assert "kl_per_token" in run.result.metrics
+    assert not {"win_rate", "oracle_score", "fact_accuracy"} & set(run.result.metrics)
+    again = shop.run(
+        "reward_model",
+        RewardSettings(learning_rate=1e-2, **{**STEPS, "max_steps": 1}),
+        name="bare_reward",
+        sft_checkpoint="sft_checkpoint",
+        preferences="bare",
+    )
+    assert not {"oracle_agreement", "annotator_agreement"} & set(again.result.metrics)
+    assert again.result.tables["by_vendor"] == []
