@@ -224,8 +224,10 @@ class QuantizeSettings(StageSettings):
     bits: Literal[4, 8] = 8
     group_size: int = Field(32, ge=8)
     scheme: Literal["W4A16", "W8A16"] | None = Field(None, description="Overrides bits.")
-    calibration_rows: int = Field(64, ge=1)
-    calibration_length: int = Field(128, ge=16, description="Tokens.")
+    calibration_rows: int = Field(64, ge=1, description="Conversations of the training split.")
+    calibration_length: int = Field(
+        256, ge=16, description="Tokens of a row into which the conversations are packed."
+    )
     damping: float = Field(0.01, gt=0, description="GPTQ's dampening_frac.")
     ignore: list[str] = Field(
         default_factory=lambda: ["lm_head"], description="Layers that keep their full weights."

@@ -18,7 +18,7 @@ from llm_assets.stages.compressed import load_quantized
 from llm_assets.stages.context import StageContext, StageResult
 from llm_assets.stages.generation import generate
 from llm_assets.stages.models import load_tokenizer
-from llm_assets.stages.quantized_weights import _refusals, run
+from llm_assets.stages.quantized_weights import _packed, _refusals, run
 
 # llm-compressor's and compressed-tensors' own imports and module offloading warn.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -103,6 +103,11 @@ def test_refusals_are_compared_prompt_by_prompt():
     assert (metrics["refusals_kept"].value, metrics["refusals_kept"].n) == (0.5, 2)
     assert (metrics["refusals_added"].value, metrics["refusals_added"].n) == (0.5, 2)
     assert "refusals_kept" not in _refusals(["Bob."], ["Bob."])
+
+
+def test_calibration_rows_are_packed_and_lose_nothing():
+    assert _packed([[1, 2, 3], [4], [5, 6, 7]], 3) == [[1, 2, 3], [4, 5, 6], [7]]
+    assert _packed([[1, 2], [3, 4]], 4) == [[1, 2, 3, 4]]
 
 
 def test_a_group_size_that_does_not_divide_the_width_is_refused(quantize):
