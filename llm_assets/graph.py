@@ -203,6 +203,8 @@ _STAGES = (
             Input(name="dpo_policy", accepts=_LANGUAGE_MODELS),
             Input(name="reward_model", accepts=("reward_model",)),
             Input(name="preferences", accepts=("preferences",)),
+            # What the answers are compared with, as those of the DPO policy are.
+            Input(name="sft_checkpoint", accepts=("sft_checkpoint",)),
         ),
         cost_class="medium",
         bit_identical=False,

@@ -18,7 +18,7 @@ SHAPE = {
     "sft_checkpoint": {"midtrained_checkpoint", "instructions"},
     "reward_model": {"sft_checkpoint", "preferences"},
     "dpo_policy": {"sft_checkpoint", "preferences"},
-    "refined_policy": {"dpo_policy", "reward_model", "preferences"},
+    "refined_policy": {"dpo_policy", "reward_model", "preferences", "sft_checkpoint"},
     "eval_report": {"refined_policy", "sft_checkpoint", "evals"},
     "quantized_weights": {"refined_policy", "instructions"},
     "inference_server": {"quantized_weights", "instructions"},
