@@ -169,6 +169,17 @@ def test_reward_model_ranks_held_out_pairs(reward: Run) -> None:
     assert model.config.num_labels == 1
 
 
+def test_the_fresh_reward_head_comes_from_the_seed(shop: Shop, reward: Run) -> None:
+    again = shop.run(
+        "reward_model",
+        reward.context.config,
+        name="reward_again",
+        sft_checkpoint="sft_checkpoint",
+        preferences="preferences",
+    )
+    assert weights_hash(again.out) == weights_hash(reward.out)
+
+
 def test_dpo_moves_away_from_the_reference(shop: Shop, dpo: Run) -> None:
     assert_sound(dpo, "policy")
     metrics = dpo.result.metrics

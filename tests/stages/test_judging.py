@@ -144,6 +144,9 @@ def test_calibration_error() -> None:
     assert expected_calibration_error([sure] * 9 + [-sure]) == pytest.approx(0.0, abs=1e-9)
     assert expected_calibration_error([-sure] * 10) == pytest.approx(0.9)
     assert expected_calibration_error([0.0]) == 0.0
+    # Confidences of 0.51 and 0.58 are judged apart: one is always wrong, the other always right.
+    low, high = math.log(0.51 / 0.49), math.log(0.58 / 0.42)
+    assert expected_calibration_error([-low, high]) == pytest.approx((0.51 + 0.42) / 2)
     assert expected_calibration_error([1e9]) == pytest.approx(0.0)
 
 
