@@ -1,5 +1,6 @@
 """The one way from a stage to a Dagster asset."""
 
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ from dagster import (
 )
 
 from llm_assets.compat import cancelled, forget_input_version
+from llm_assets.costs.learning import StageEstimate
+from llm_assets.damage import note_damage
 from llm_assets.engine import (
     build_job,
     check_upstream,
@@ -28,19 +31,29 @@ from llm_assets.engine import (
     gates_of,
     overrides_of,
 )
-from llm_assets.errors import LlmAssetsError, WorkerError
+from llm_assets.errors import DamagedError, LlmAssetsError, WorkerError
 from llm_assets.graph import Node, wire
+from llm_assets.guards import stage_money
 from llm_assets.identity import digest_of
 from llm_assets.planning import Plan, StagePlan, make_plan, node_source, outside_inputs, recipe_part
-from llm_assets.presenting import check_result, record_metadata
+from llm_assets.presenting import check_result, progress_metadata, record_metadata
 from llm_assets.recipe import Recipe
-from llm_assets.resources.launcher import LocalLauncher, WorkerExit, listening_event, log_tail
+from llm_assets.reporting import progress_line
+from llm_assets.resources.launcher import (
+    LocalLauncher,
+    WorkerExit,
+    listening,
+    listening_event,
+    log_tail,
+)
 from llm_assets.resources.store import StoreResource
+from llm_assets.run_tags import REPLAY_TAG, RESERVATION_TAG
 from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.protocol import Store
 from llm_assets.worker_codes import BUSY
 
 GPU_POOL = "gpu"
+OBSERVE_EVERY_S = 60.0
 _WAIT_S = 0.5
 
 
@@ -160,7 +173,8 @@ def materialize_stage(
     launcher: LocalLauncher,
 ) -> MaterializeResult:
     """Resolve, hit or run, report. LlmAssetsError when a guard refuses or the worker fails."""
-    plan = make_plan(recipe, store)
+    replay = context.run.tags.get(REPLAY_TAG, "")
+    plan = make_plan(recipe, store, replay=replay)
     node = plan.nodes[name]
     key = asset_key(recipe, name)
     if _has_source(node):
@@ -171,11 +185,31 @@ def materialize_stage(
         )
         forget_input_version(context, observed)
     check_upstream(plan, name, store)
+    plan = _verified(context, plan, name, store)
     hit = plan.stages[name].status in ("hit", "pinned")
     if not hit:
         _run(context, plan, name, store, launcher)
-        plan = make_plan(recipe, store)
+        plan = make_plan(recipe, store, replay=replay)
     return _report(context, plan, name, key, store, hit=hit)
+
+
+def _verified(context: AssetExecutionContext, plan: Plan, name: str, store: Store) -> Plan:
+    """The plan, made again when the artifact of a hit does not have its bytes any more."""
+    mine = plan.stages[name]
+    if mine.artifact is None:
+        return plan
+    damage = store.verify(mine.artifact)
+    if not damage:
+        return plan
+    note_damage(store, damage, run_id=context.run.run_id)
+    what = "; ".join(f"{entry.path or 'its tree'}: {entry.what}" for entry in damage)
+    if mine.status == "pinned":
+        raise DamagedError(
+            f"{plan.recipe.path}: stages.{name}.pin: {mine.artifact} is damaged: {what}\n"
+            "  next: put that artifact again from its source, or pin another one"
+        )
+    context.log.warning(f"{name}: {mine.artifact} is damaged, and runs again: {what}")
+    return make_plan(plan.recipe, store, replay=plan.replay)
 
 
 def _run(
@@ -186,8 +220,7 @@ def _run(
     launcher: LocalLauncher,
 ) -> None:
     """Launch the worker; while another process is at the same identity, wait for its record."""
-    job = build_job(plan, name, store, run_id=context.run.run_id)
-    lease = f"stage/{job.identity}"
+    lease = f"stage/{plan.stages[name].identity}"
     context.log.info(f"{name}: {'; '.join(plan.stages[name].reasons)}")
     while True:
         for owner in _busy(store, lease):
@@ -196,12 +229,66 @@ def _run(
                 if cancelled(context.run.run_id):
                     raise WorkerError(f"{name}: the run was cancelled")
                 time.sleep(_WAIT_S)
-        if make_plan(plan.recipe, store).stages[name].status == "hit":
+        plan = make_plan(plan.recipe, store, replay=plan.replay)
+        if plan.stages[name].status == "hit":
             return
-        end = launcher.launch(context, job, side_by_side=plan.nodes[name].stage.side_by_side)
+        end = _launch(context, plan, name, store, launcher)
         if end.code != BUSY:
             _check_end(plan, name, store, end)
             return
+
+
+def _launch(
+    context: AssetExecutionContext,
+    plan: Plan,
+    name: str,
+    store: Store,
+    launcher: LocalLauncher,
+) -> WorkerExit:
+    """One worker, with the money that it may spend, followed while it runs."""
+    run_id = context.run.run_id
+    reservation = context.run.tags.get(RESERVATION_TAG, "")
+    owner = f"run {run_id}, {name}"
+    with stage_money(plan, name, store, owner=owner, reservation=reservation) as money:
+        job = build_job(
+            plan,
+            name,
+            store,
+            run_id=run_id,
+            reservation=money.reservation,
+            estimate=money.estimate,
+        )
+        with listening(_Observer(context, asset_key(plan.recipe, name), money.estimate)):
+            return launcher.launch(context, job, side_by_side=plan.nodes[name].stage.side_by_side)
+
+
+class _Observer:
+    """Puts the progress of a worker into the asset's events, at most once a minute."""
+
+    def __init__(
+        self, context: AssetExecutionContext, key: AssetKey, estimate: StageEstimate | None
+    ) -> None:
+        self._context = context
+        self._key = key
+        self._estimate = estimate
+        self._thread = threading.get_ident()
+        self._last = time.monotonic()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        # Each step follows its worker on a thread of its own, and every listener hears them all.
+        if threading.get_ident() != self._thread or "error" in event:
+            return
+        now = time.monotonic()
+        if now - self._last < OBSERVE_EVERY_S:
+            return
+        self._last = now
+        self._context.log_event(
+            AssetObservation(
+                asset_key=self._key,
+                description=progress_line(dict(event)),
+                metadata=progress_metadata(event, self._estimate),
+            )
+        )
 
 
 def _busy(store: Store, lease: str) -> Iterator[str]:
@@ -212,10 +299,10 @@ def _busy(store: Store, lease: str) -> Iterator[str]:
 
 def _check_end(plan: Plan, name: str, store: Store, end: WorkerExit) -> None:
     """WorkerError unless the record stands, whatever the exit code."""
-    identity = plan.stages[name].identity
-    assert identity is not None
-    if end.code == 0 and store.records(identity):
-        return
+    if end.code == 0:
+        after = make_plan(plan.recipe, store, replay=plan.replay)
+        if after.stages[name].status == "hit":
+            return
     where = f"{plan.recipe.pipeline}/{name}"
     if end.error:
         raise WorkerError(f"{where}: {end.error}\n  log: {end.log}")

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,8 +40,10 @@ def pipeline_job(name: str) -> JobDefinition:
     return defs.resolve_job_def(f"{name}_pipeline")
 
 
-def run_stages(recipe: Recipe, stages: Sequence[str]) -> RunResult:
-    """Materialize `stages` in the instance of $DAGSTER_HOME."""
+def run_stages(
+    recipe: Recipe, stages: Sequence[str], *, tags: Mapping[str, str] | None = None
+) -> RunResult:
+    """Materialize `stages` in the instance of $DAGSTER_HOME, as a run with `tags`."""
     job = build_reconstructable_job(
         "llm_assets.dagster_run", "pipeline_job", (recipe.pipeline,), {}
     )
@@ -52,7 +54,7 @@ def run_stages(recipe: Recipe, stages: Sequence[str]) -> RunResult:
             job,
             instance=instance,
             run_config=quiet,
-            tags={_PROCESS_TAG: _this_process()},
+            tags={**(tags or {}), _PROCESS_TAG: _this_process()},
             asset_selection=[AssetKey([recipe.pipeline, name]) for name in stages],
             raise_on_error=False,
         )

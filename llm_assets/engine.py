@@ -6,7 +6,7 @@ See "The one way that data flows" in docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_assets.errors import GateFailedError, GuardError
 from llm_assets.gates.thresholds import GateResult, evaluate
@@ -16,6 +16,9 @@ from llm_assets.planning import Plan, StagePlan, recipe_part
 from llm_assets.recipe import Recipe
 from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.protocol import Record, Store
+
+if TYPE_CHECKING:
+    from llm_assets.costs.learning import StageEstimate
 
 
 def gates_of(recipe: Recipe, stage: str) -> dict[str, dict[str, Any]]:
@@ -110,8 +113,19 @@ def _manifest_entry(plan: StagePlan) -> dict[str, Any]:
     return entry
 
 
-def build_job(plan: Plan, name: str, store: Store, *, run_id: str) -> StageJob:
-    """What the worker of a stage is told. The plan must know the stage's identity."""
+def build_job(
+    plan: Plan,
+    name: str,
+    store: Store,
+    *,
+    run_id: str,
+    reservation: str = "",
+    estimate: StageEstimate | None = None,
+) -> StageJob:
+    """What the worker of a stage is told. The plan must know the stage's identity.
+
+    `reservation`: what the attempt draws on. `estimate`: what the stage is expected to take.
+    """
     recipe = plan.recipe
     node = plan.nodes[name]
     mine = plan.stages[name]
@@ -147,5 +161,11 @@ def build_job(plan: Plan, name: str, store: Store, *, run_id: str) -> StageJob:
         devices=recipe.rates.devices,
         usd_per_hour=recipe.rates.usd_per_hour,
         stage_limit_usd=recipe.budget.stage_limits_usd.get(name),
+        estimate_usd=estimate.cost_usd if estimate else None,
+        work_flops=estimate.flops if estimate else 0.0,
+        work_tokens=estimate.tokens if estimate else 0,
+        reservation=reservation,
+        skip_records=mine.useless_records,
+        replay=plan.replay,
         lineage=lineage,
     )

@@ -9,8 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class StageJob:
-    """One stage to run. `inputs` maps names to {"artifact", "type"}; `identity_inputs` is what the
-    identity was computed over; `config` is the stage's whole block of the recipe as JSON."""
+    """One stage to run.
+
+    `inputs` maps names to {"artifact", "type"}; `identity_inputs` is what the
+    identity was computed over; `config` is the stage's whole block of the recipe as JSON.
+
+    `work_flops` and `work_tokens`: what costs/work.py expects of it. `reservation`: the run's, on
+    which the attempt draws. `skip_records`: records of the identity that are no answer, because
+    their artifact is damaged. `replay`: the replay that this belongs to, whose own records are its
+    only answers.
+    """
 
     stage: str
     pipeline: str
@@ -30,6 +38,12 @@ class StageJob:
     devices: int = 1
     usd_per_hour: float = 0.0
     stage_limit_usd: float | None = None
+    estimate_usd: float | None = None
+    work_flops: float = 0.0
+    work_tokens: int = 0
+    reservation: str = ""
+    skip_records: int = 0
+    replay: str = ""
     lineage: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:

@@ -7,15 +7,20 @@ yet: the stage may run, or hit if that output comes out as before (maybe).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, Literal
 
+from llm_assets.damage import Wholeness
 from llm_assets.errors import NotFoundError
 from llm_assets.graph import STAGES, Node, ancestors, descendants, import_of, stages_off, wire
-from llm_assets.identity import Source, changed_keys, hashed_part, identity_of, source_of
-from llm_assets.recipe import Recipe
+from llm_assets.history import History
+from llm_assets.holding import Hold, approval_of
+from llm_assets.identity import Source, hashed_part, identity_of, source_of
+from llm_assets.reasons import code_reasons, input_reasons, own_reasons
+from llm_assets.recipe import RECIPES_FOLDER, Recipe
 from llm_assets.sources import data_fingerprint, hashed_data, path_fingerprint
 from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.protocol import Record, Store
@@ -28,7 +33,9 @@ class StagePlan:
     """What will happen to one stage, and why.
 
     `identity` is None when an input is not known yet. `record` is the valid record of a hit, or the
-    newest record of the stage in this pipeline otherwise (what it would replace).
+    newest record of the stage in this pipeline otherwise (what it would replace). `inputs` are all
+    that the identity covers, or those that are known. `hold`: why a held stage is held.
+    `useless_records`: of the identity, whose artifacts are gone or damaged.
     """
 
     name: str
@@ -39,40 +46,23 @@ class StagePlan:
     type: str | None = None
     record: Record | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
-
-
-class History:
-    """The newest record of each stage of one pipeline: read once, only when something is stale."""
-
-    def __init__(self, store: Store, pipeline: str) -> None:
-        self._store = store
-        self._pipeline = pipeline
-
-    @cached_property
-    def records(self) -> dict[str, list[Record]]:
-        """Stage to its records in this pipeline, oldest first."""
-        found: dict[str, list[Record]] = {}
-        for record in self._store.all_records():
-            if record.pipeline == self._pipeline:
-                found.setdefault(record.stage, []).append(record)
-        for records in found.values():
-            records.sort(key=lambda record: record.created_at)
-        return found
-
-    def newest(self, stage: str) -> Record | None:
-        """The newest record of a stage; None when it never ran."""
-        records = self.records.get(stage)
-        return records[-1] if records else None
+    hold: Hold | None = None
+    useless_records: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plan of one recipe: every stage of the design by name, those that are off too."""
+    """The plan of one recipe: every stage of the design by name, those that are off too.
+
+    `replay`: only records of that replay count; "" for the ordinary plan.
+    """
 
     recipe: Recipe
     nodes: Mapping[str, Node]
     stages: Mapping[str, StagePlan]
     sources: Mapping[str, Source]
+    history: History
+    replay: str = ""
 
     @property
     def rerun(self) -> list[str]:
@@ -133,69 +123,157 @@ def outside_inputs(recipe: Recipe, node: Node) -> dict[str, str]:
     return {}
 
 
-def make_plan(recipe: Recipe, store: Store) -> Plan:
+def recipe_argument(recipe: Recipe) -> str:
+    """How a recipe is named on the command line: as packaged, or by its path from here."""
+    path = recipe.path
+    return path.stem if path.parent == RECIPES_FOLDER else os.path.relpath(path)
+
+
+def make_plan(recipe: Recipe, store: Store, *, replay: str = "") -> Plan:
     """The plan of a recipe against a store. Reads records; writes nothing."""
     nodes = wire(recipe)
-    off = stages_off(recipe)
-    history = History(store, recipe.pipeline)
-    sources: dict[str, Source] = {}
-    plans: dict[str, StagePlan] = {}
+    planner = _Planner(recipe, store, nodes, replay)
     for name in STAGES:
         if name in nodes:
-            sources[name] = node_source(nodes[name])
-            plans[name] = _plan_stage(recipe, store, nodes, plans, sources[name], history, name)
+            planner.plans[name] = planner.stage(name)
         else:
-            plans[name] = StagePlan(name=name, status="off", reasons=(off[name],))
-    return Plan(recipe=recipe, nodes=nodes, stages=plans, sources=sources)
-
-
-def _plan_stage(
-    recipe: Recipe,
-    store: Store,
-    nodes: Mapping[str, Node],
-    plans: Mapping[str, StagePlan],
-    source: Source,
-    history: History,
-    name: str,
-) -> StagePlan:
-    node = nodes[name]
-    if node.pin is not None:
-        return _pinned(store, node)
-    known = _known_inputs(recipe, nodes, plans, name)
-    part = recipe_part(recipe, node)
-    if known is None:
-        waiting = [s for s in node.sources.values() if plans[s].status in ("run", "maybe", "held")]
-        previous = history.newest(name)
-        own = _own_reasons(previous, source, part, recipe.seed)
-        reasons = own or [f"if {' or '.join(dict.fromkeys(waiting))} gives another output"]
-        # A changed stage runs whatever its inputs turn out to be.
-        status: Status = "run" if own else "maybe"
-        return StagePlan(name=name, status=status, reasons=tuple(reasons), record=previous)
-    identity = identity_of(source_hash=source.hash, recipe=part, seed=recipe.seed, inputs=known)
-    reasons = []
-    for record in store.records(identity):
-        if store.has(record.output):
-            return StagePlan(
-                name=name,
-                status="hit",
-                identity=identity,
-                artifact=record.output,
-                type=record.type,
-                record=record,
-                inputs=known,
-            )
-        reasons.append(f"artifact {record.output.short} is gone or damaged")
-    previous = history.newest(name)
-    reasons = reasons or _own_reasons(previous, source, part, recipe.seed)
-    reasons = reasons or _input_reasons(previous, known)
-    return StagePlan(
-        name=name,
-        status="run",
-        reasons=tuple(reasons or ["no record"]),
-        identity=identity,
-        record=previous,
-        inputs=known,
+            reason = stages_off(recipe)[name]
+            planner.plans[name] = StagePlan(name=name, status="off", reasons=(reason,))
+    return Plan(
+        recipe=recipe,
+        nodes=nodes,
+        stages=planner.plans,
+        sources=planner.sources,
+        history=planner.history,
+        replay=replay,
     )
+
+
+class _Planner:
+    """One walk over the graph: each stage is planned on the plans of those above it."""
+
+    def __init__(
+        self, recipe: Recipe, store: Store, nodes: Mapping[str, Node], replay: str
+    ) -> None:
+        self.recipe = recipe
+        self.store = store
+        self.nodes = nodes
+        self.replay = replay
+        self.history = History(store, recipe.pipeline)
+        self.whole = Wholeness(store)
+        self.plans: dict[str, StagePlan] = {}
+        self.sources: dict[str, Source] = {}
+
+    def stage(self, name: str) -> StagePlan:
+        """The plan of one stage; all above it are planned."""
+        node = self.nodes[name]
+        source = self.sources[name] = node_source(node)
+        if node.pin is not None:
+            return _pinned(self.store, node)
+        part = recipe_part(self.recipe, node)
+        known, missing = _known_inputs(self.recipe, self.nodes, self.plans, name)
+        if missing:
+            return self._waiting(name, part, source, known, missing)
+        seed = self.recipe.seed
+        identity = identity_of(source_hash=source.hash, recipe=part, seed=seed, inputs=known)
+        reasons: list[str] = []
+        for record in self._answers(identity):
+            problem = self.whole.problem(record.output)
+            if not problem:
+                return StagePlan(
+                    name=name,
+                    status="hit",
+                    identity=identity,
+                    artifact=record.output,
+                    type=record.type,
+                    record=record,
+                    inputs=known,
+                )
+            reasons.append(f"artifact {record.output.short} {problem}")
+        useless = 0 if self.replay else len(reasons)
+        previous = self.history.newest(name)
+        if self.replay:
+            reasons = reasons or [f"replay {self.replay}"]
+        reasons = reasons or own_reasons(previous, source, part, seed)
+        reasons = reasons or input_reasons(previous, known)
+        hold = self._hold(name, identity, part, source, known)
+        return StagePlan(
+            name=name,
+            status="run" if hold is None else "held",
+            reasons=tuple(reasons or ["no record"]),
+            identity=identity,
+            record=previous,
+            inputs=known,
+            hold=hold,
+            useless_records=useless,
+        )
+
+    def _waiting(
+        self,
+        name: str,
+        part: Mapping[str, Any],
+        source: Source,
+        known: Mapping[str, str],
+        missing: Iterable[str],
+    ) -> StagePlan:
+        """A stage whose inputs are not known yet."""
+        previous = self.history.newest(name)
+        if self.replay:
+            reasons, status = [f"replay {self.replay}"], "run"
+        else:
+            reasons = own_reasons(previous, source, part, self.recipe.seed)
+            # A changed stage runs whatever its inputs turn out to be.
+            status = "run" if reasons else "maybe"
+        reasons = reasons or [f"if {' or '.join(missing)} gives another output"]
+        return StagePlan(
+            name=name,
+            status="run" if status == "run" else "maybe",
+            reasons=tuple(reasons),
+            record=previous,
+            inputs=known,
+        )
+
+    def _answers(self, identity: Identity) -> list[Record]:
+        """The records that may answer for an identity: the first one stays the answer, except in a
+        replay, where only its own count."""
+        records = self.store.records(identity)
+        if self.replay:
+            return [r for r in records if r.environment.get("replay") == self.replay]
+        return records
+
+    def _hold(
+        self,
+        name: str,
+        identity: Identity,
+        part: Mapping[str, Any],
+        source: Source,
+        known: Mapping[str, str],
+    ) -> Hold | None:
+        """Why a stale stage is held; None when it may run."""
+        if self.nodes[name].stage.cost_class != "expensive" or self.replay:
+            return None
+        twin = self.history.twin(
+            name,
+            part=part,
+            seed=self.recipe.seed,
+            inputs=known,
+            is_there=lambda record: not self.whole.problem(record.output),
+        )
+        if twin is None or approval_of(self.store, identity) is not None:
+            return None
+        from llm_assets.costs.forecast import forecast
+
+        estimates = forecast(self.recipe, self.store, {name: known}, self.history.all).estimates
+        cost = estimates[name].cost_usd if name in estimates else None
+        if cost is not None and cost <= self.recipe.budget.hold_over_usd:
+            return None
+        return Hold(
+            stage=name,
+            identity=identity,
+            changes=code_reasons(twin, source),
+            last_good=twin,
+            estimate_usd=cost,
+        )
 
 
 def _pinned(store: Store, node: Node) -> StagePlan:
@@ -218,51 +296,23 @@ def _pinned(store: Store, node: Node) -> StagePlan:
 
 def _known_inputs(
     recipe: Recipe, nodes: Mapping[str, Node], plans: Mapping[str, StagePlan], name: str
-) -> dict[str, str] | None:
-    """Hashes of all inputs by name; None when one of them is not known yet."""
+) -> tuple[dict[str, str], list[str]]:
+    """Hashes of the inputs by name, as far as known, and the stages that must give the rest."""
     node = nodes[name]
     inputs = outside_inputs(recipe, node)
     wanted = dict(node.sources)
     if name == "release":
         # The manifest holds every stage's hashes, so every stage's output is an input of it.
         wanted.update({f"all.{above}": above for above in ancestors(nodes, name)})
+    missing: dict[str, None] = {}
     for entry, giver in wanted.items():
         artifact = plans[giver].artifact
         if artifact is None:
-            return None
-        inputs[entry] = artifact
-    return inputs
-
-
-def _own_reasons(
-    previous: Record | None, source: Source, part: Mapping[str, Any], seed: int
-) -> list[str]:
-    """Why a stage itself is stale, whatever its inputs: no record, code, libraries or recipe."""
-    if previous is None:
-        return ["no record"]
-    reasons = []
-    for module in sorted({*previous.modules, *source.modules}):
-        if previous.modules.get(module) != source.modules.get(module):
-            reasons.append(f"code changed: {module}")
-    for library in sorted({*previous.libraries, *source.libraries}):
-        before, now = previous.libraries.get(library), source.libraries.get(library)
-        if before != now:
-            reasons.append(f"library changed: {library} {before} → {now}")
-    for key, before, now in changed_keys(previous.recipe, part):
-        reasons.append(f"recipe changed: {key} from {before!r} to {now!r}")
-    if previous.seed != seed:
-        reasons.append(f"recipe changed: seed from {previous.seed} to {seed}")
-    return reasons
-
-
-def _input_reasons(previous: Record | None, inputs: Mapping[str, str]) -> list[str]:
-    if previous is None:
-        return []
-    return [
-        f"input changed: {name}"
-        for name in sorted({*previous.inputs, *inputs})
-        if previous.inputs.get(name) != inputs.get(name) and not name.startswith("all.")
-    ]
+            missing[giver] = None
+        else:
+            inputs[entry] = artifact
+    direct = [giver for giver in dict.fromkeys(node.sources.values()) if giver in missing]
+    return inputs, direct or list(missing)
 
 
 def invalidated_by(recipe: Recipe, names: set[str]) -> list[str]:

@@ -5,7 +5,10 @@ from typing import Any
 
 from dagster import AssetCheckResult, AssetCheckSeverity, AssetKey, MetadataValue, TableRecord
 
+from llm_assets.costs.devices import find_device, parse_label
+from llm_assets.costs.learning import StageEstimate
 from llm_assets.curves import curve_markdown
+from llm_assets.errors import UserError
 from llm_assets.gates.thresholds import GateResult
 from llm_assets.store.protocol import Record
 
@@ -24,6 +27,7 @@ def record_metadata(record: Record, *, hit: bool, size_bytes: int) -> dict[str, 
         "size_bytes": MetadataValue.int(size_bytes),
         "wall_s": MetadataValue.float(record.wall_s),
         "cost_usd": MetadataValue.float(record.cost_usd),
+        "device": MetadataValue.text(record.device),
         "trained_at": MetadataValue.text(record.created_at),
         "trained_in_run": MetadataValue.text(record.run_id),
     }
@@ -31,6 +35,11 @@ def record_metadata(record: Record, *, hit: bool, size_bytes: int) -> dict[str, 
         metadata["tokens"] = MetadataValue.int(record.tokens)
         if record.wall_s > 0:
             metadata["tokens_per_s"] = MetadataValue.float(record.tokens / record.wall_s)
+    if record.flops:
+        metadata["flops"] = MetadataValue.float(record.flops)
+        utilization = reached_utilization(record)
+        if utilization is not None:
+            metadata["utilization"] = MetadataValue.float(utilization)
     for name, metric in record.metrics.items():
         metadata[f"metric/{name}"] = MetadataValue.float(float(metric["value"]))
     for name, points in record.series.items():
@@ -43,6 +52,32 @@ def record_metadata(record: Record, *, hit: bool, size_bytes: int) -> dict[str, 
         metadata["samples"] = _table(record.samples)
     metadata["libraries"] = MetadataValue.json(dict(record.libraries))
     metadata["environment"] = MetadataValue.json(dict(record.environment))
+    return metadata
+
+
+def reached_utilization(record: Record) -> float | None:
+    """Share of the devices' peak over the whole stage; None where the device is unknown."""
+    name, count = parse_label(record.device)
+    if record.wall_s <= 0 or not name:
+        return None
+    try:
+        peak = find_device(name).peak_tflops * 1e12 * count
+    except UserError:
+        return None
+    return record.flops / (record.wall_s * peak)
+
+
+def progress_metadata(event: Mapping[str, Any], estimate: StageEstimate | None) -> dict[str, Any]:
+    """What a running stage reports, for an observation of its asset."""
+    metadata: dict[str, Any] = {
+        name: MetadataValue.float(float(value))
+        for name, value in event.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    if event.get("text"):
+        metadata["text"] = MetadataValue.text(str(event["text"]))
+    if estimate is not None:
+        metadata["estimate_usd"] = MetadataValue.float(estimate.cost_usd)
     return metadata
 
 

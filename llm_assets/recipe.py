@@ -38,7 +38,12 @@ class BudgetSettings(Settings):
 
     limit_usd: float = Field(10.0, gt=0, description="Of the whole campaign, USD.")
     campaign: str | None = Field(None, description="Several pipelines may share one; default: own.")
-    stage_limits_usd: dict[str, float] = Field(default_factory=dict)
+    stage_limits_usd: dict[str, float] = Field(
+        default_factory=dict, description="Stage to USD: training stops there, with a checkpoint."
+    )
+    hold_over_usd: float = Field(
+        1.0, ge=0, description="An expensive stage that only code made stale waits above this."
+    )
 
 
 class RateSettings(Settings):

@@ -20,6 +20,7 @@ def check_rules(recipe: Recipe) -> None:
     _check_imports(recipe)
     _check_training_length(recipe)
     _check_gates(recipe)
+    _check_stage_limits(recipe)
     nodes = wire(recipe)
     _check_sources(recipe, set(nodes))
 
@@ -162,6 +163,24 @@ def _check_gates(recipe: Recipe) -> None:
                     "a metric's name is letters, digits and _",
                     "see the metrics in the stage's report card",
                 )
+
+
+def _check_stage_limits(recipe: Recipe) -> None:
+    for stage, limit in recipe.budget.stage_limits_usd.items():
+        place = f"budget.stage_limits_usd.{stage}"
+        if stage not in STAGES:
+            close = difflib.get_close_matches(stage, STAGES, n=1)
+            raise _error(
+                recipe,
+                place,
+                f"unknown stage {stage!r}",
+                "a limit stands under the name of a stage",
+                f"did you mean {close[0]!r}?" if close else f"one of {', '.join(STAGES)}",
+            )
+        if not limit > 0:
+            raise _error(
+                recipe, place, str(limit), "a limit is more than zero", "give it in US dollars"
+            )
 
 
 def _check_sources(recipe: Recipe, present: set[str]) -> None:

@@ -60,6 +60,7 @@ class Reporter:
         self._last_event = 0.0
         self._last_log = 0.0
         self.spending: Callable[[], float] = self._own_spending
+        self.on_step: Callable[[int, int | None], None] = lambda step, tokens: None
 
     def _own_spending(self) -> float:
         return (time.monotonic() - self._started) / 3600 * self._usd_per_hour
@@ -74,6 +75,7 @@ class Reporter:
         **metrics: float,
     ) -> None:
         """See stages.context.Progress.step."""
+        self.on_step(step, tokens)
         now = time.monotonic()
         if self._first_step is None or step <= self._first_step[1]:
             self._first_step = (now, step, tokens or 0)

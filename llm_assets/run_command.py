@@ -14,8 +14,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from llm_assets.errors import BudgetError
 from llm_assets.places import ensure_dagster_home, store_url
-from llm_assets.plan_command import refusals
 from llm_assets.planning import Plan, make_plan
 from llm_assets.recipe import load_recipe
 from llm_assets.report_card import all_gates_pass, print_report, wide_console
@@ -39,23 +39,40 @@ def run(recipe_path: str) -> int:
         console.print(f"{recipe.pipeline}: nothing is stale, {_count(plan, 'hit')} hits")
         print_report(console, plan, store)
         return 0 if all_gates_pass(plan, store) else 1
-    stopped = refusals(plan, store)
+    # Imported only when there is something to spend.
+    from llm_assets.costs.quantities import show_seconds, show_usd
+    from llm_assets.guards import forecast_plan, me, refusals, start_run
+    from llm_assets.run_tags import RESERVATION_TAG
+
+    estimates = forecast_plan(plan, store)
+    stopped = refusals(plan, store, estimates)
     if stopped:
-        for text in stopped:
-            console.print(f"refused: {text}", markup=False)
-        return 3
+        return _refuse(console, stopped)
     console.print(
         f"{recipe.pipeline}: {len(plan.rerun)} to run ({', '.join(plan.rerun)}), "
-        f"{_count(plan, 'hit')} hits"
+        f"{_count(plan, 'hit')} hits, at most {show_usd(estimates.cost_usd)} and "
+        f"{show_seconds(estimates.wall_s)}"
     )
     outcomes: dict[str, str] = {
         name: "not run" if name in plan.rerun else entry.status
         for name, entry in plan.stages.items()
     }
-    succeeded = _through_dagster(plan, console, outcomes)
+    try:
+        reserved = start_run(plan, store, estimates, owner=f"{me()}, llm-assets run")
+    except BudgetError as error:
+        return _refuse(console, [str(error)])
+    with reserved:
+        tags = {RESERVATION_TAG: reserved.name}
+        succeeded = _through_dagster(plan, console, outcomes, tags)
     after = make_plan(recipe, store)
     print_report(console, after, store, outcomes)
     return 0 if succeeded and after.complete and all_gates_pass(after, store) else 1
+
+
+def _refuse(console: Console, texts: list[str]) -> int:
+    for text in texts:
+        console.print(f"refused: {text}", markup=False)
+    return 3
 
 
 def _count(plan: Plan, status: str) -> int:
@@ -96,7 +113,9 @@ class _Screen:
         )
 
 
-def _through_dagster(plan: Plan, console: Console, outcomes: dict[str, str]) -> bool:
+def _through_dagster(
+    plan: Plan, console: Console, outcomes: dict[str, str], tags: Mapping[str, str]
+) -> bool:
     """Run the rerun set as a Dagster run of this process; True when it succeeded."""
     os.environ["LLM_ASSETS_RECIPES"] = str(plan.recipe.path)
     ensure_dagster_home()
@@ -104,7 +123,7 @@ def _through_dagster(plan: Plan, console: Console, outcomes: dict[str, str]) -> 
     from llm_assets.resources.launcher import listening
 
     with listening(_Screen(console, outcomes)):
-        result = run_stages(plan.recipe, plan.rerun)
+        result = run_stages(plan.recipe, plan.rerun, tags=tags)
     for stage in result.failed:
         outcomes[stage] = "failed"
     for text in result.errors:

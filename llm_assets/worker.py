@@ -35,10 +35,12 @@ from llm_assets.identity import Source, source_of
 from llm_assets.jobs import StageJob
 from llm_assets.places import work_folder
 from llm_assets.reporting import Reporter
+from llm_assets.spending import Spending, follow_spending
 from llm_assets.stages.context import StageContext, StageInput, StageResult
 from llm_assets.store import open_store
 from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.protocol import Lease, Record, Store
+from llm_assets.telemetry import StageSpan, stage_span
 from llm_assets.worker_codes import BUSY, INTERRUPTED
 
 LEASE_TTL_S = 60.0
@@ -118,8 +120,10 @@ def _fetch_inputs(job: StageJob, store: Store) -> dict[str, StageInput]:
     return inputs
 
 
-def _environment() -> dict[str, str]:
+def _environment(job: StageJob) -> dict[str, str]:
+    replay = {"replay": job.replay} if job.replay else {}
     return {
+        **replay,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
@@ -136,6 +140,7 @@ def _record(
     result: StageResult,
     output: ArtifactHash,
     wall_s: float,
+    spending: Spending,
 ) -> Record:
     return Record(
         identity=Identity.parse(job.identity),
@@ -156,11 +161,11 @@ def _record(
         created_at=datetime.datetime.now(datetime.UTC).isoformat(),
         run_id=job.run_id,
         tokens=result.tokens,
-        flops=result.flops,
-        device=job.device,
+        flops=result.flops or spending.flops_of(result.tokens),
+        device=spending.device,
         modules=source.modules,
         libraries=source.libraries,
-        environment=_environment(),
+        environment=_environment(job),
         series={name: [list(point) for point in line] for name, line in result.series.items()},
         samples=tuple(result.samples),
         tables={name: list(rows) for name, rows in result.tables.items()},
@@ -177,11 +182,40 @@ def run_job(job: StageJob, store: Store, reporter: Reporter) -> int:
     if lease is None:
         return BUSY
     with _heartbeat(lease):
-        if any(store.has(record.output) for record in store.records(identity)):
+        if _is_answered(job, store):
             return 0
-        with _attempt(job, store, reporter), _work_folder(job) as work:
-            _run_stage(job, store, stage, source, lease, work, reporter)
+        with (
+            follow_spending(job, store, reporter) as spending,
+            stage_span(job, reporter.say) as span,
+            _work_folder(job) as work,
+        ):
+            record = _run_stage(job, store, stage, source, lease, work, reporter, spending)
+            _describe(span, record, store.tree(record.output).metadata)
     return 0
+
+
+def _is_answered(job: StageJob, store: Store) -> bool:
+    """Another process made the record while this one was on its way."""
+    records = store.records(Identity.parse(job.identity))
+    if job.replay:
+        records = [r for r in records if r.environment.get("replay") == job.replay]
+    else:
+        records = records[job.skip_records :]
+    return any(store.has(record.output) for record in records)
+
+
+def _describe(span: StageSpan, record: Record, metadata: Mapping[str, Any]) -> None:
+    """What a span says of a stage that ended well."""
+    losses = record.series.get("loss", ())
+    span.set(
+        parameters=metadata.get("num_parameters"),
+        tokens=record.tokens,
+        flops=record.flops,
+        loss=float(losses[-1][1]) if losses else None,
+        cost_usd=record.cost_usd,
+        wall_s=record.wall_s,
+        artifact=record.output,
+    )
 
 
 def _run_stage(
@@ -192,7 +226,8 @@ def _run_stage(
     lease: Lease,
     work: Path,
     reporter: Reporter,
-) -> None:
+    spending: Spending,
+) -> Record:
     started = time.monotonic()
     reporter.say("fetching inputs")
     context = StageContext(
@@ -206,6 +241,7 @@ def _run_stage(
         checkpoints=store.checkpoints(Identity.parse(job.identity)),
         progress=reporter,
         lineage=job.lineage,
+        should_stop=spending.should_stop,
     )
     context.out.mkdir()
     context.scratch.mkdir()
@@ -216,30 +252,13 @@ def _run_stage(
     output = store.put(context.out, type=stage.gives, metadata=metadata)
     wall_s = time.monotonic() - started
     lease.check()
-    store.add_record(_record(job, source, stage, result, output, wall_s), lease=lease)
+    record = _record(job, source, stage, result, output, wall_s, spending)
+    store.add_record(record, lease=lease)
+    spending.finished(record.tokens, record.flops)
     # The record stands, so nothing will resume from these saves.
     shutil.rmtree(context.checkpoints, ignore_errors=True)
     reporter.say(f"done: {output.short} in {wall_s:.1f} s")
-
-
-@contextlib.contextmanager
-def _attempt(job: StageJob, store: Store, reporter: Reporter) -> Iterator[None]:
-    """The attempt's money stands in the ledger while it runs and whatever its end."""
-    from llm_assets.costs.ledger import open_attempt
-
-    with open_attempt(
-        store,
-        run_id=job.run_id,
-        stage=job.stage,
-        pipeline=job.pipeline,
-        campaign=job.campaign or job.pipeline,
-        identity=job.identity,
-        device=job.device,
-        devices=job.devices,
-        usd_per_hour=job.usd_per_hour,
-    ) as attempt:
-        reporter.spending = attempt.spent_usd
-        yield
+    return record
 
 
 @contextlib.contextmanager

@@ -37,8 +37,8 @@ def add_record(
         seed=plan.recipe.seed,
         inputs=mine.inputs,
         metrics=fields.pop("metrics", {}),
-        cost_usd=0.0,
-        wall_s=1.0,
+        cost_usd=fields.pop("cost_usd", 0.0),
+        wall_s=fields.pop("wall_s", 1.0),
         created_at=at or f"2026-01-01T00:00:00.{sum(1 for _ in store.all_records()):06d}+00:00",
         modules=source.modules,
         libraries=source.libraries,
@@ -49,10 +49,15 @@ def add_record(
 
 
 def simulate(
-    recipe: Recipe, store: Store, *, same_output: Iterable[str] = (), stop_before: str = ""
+    recipe: Recipe,
+    store: Store,
+    *,
+    same_output: Iterable[str] = (),
+    stop_before: str = "",
+    **fields: Any,
 ) -> list[str]:
     """Bring a recipe up to date; the stages that ran. `same_output`: stages whose output is always
-    the same, whatever their identity."""
+    the same, whatever their identity. `fields`: of every record."""
     ran: list[str] = []
     while True:
         plan = make_plan(recipe, store)
@@ -61,5 +66,5 @@ def simulate(
             return ran
         name = ready[0]
         content = name if name in same_output else f"{name} {plan.stages[name].identity}"
-        add_record(plan, name, store, output=put_output(store, content))
+        add_record(plan, name, store, output=put_output(store, content), **fields)
         ran.append(name)

@@ -102,6 +102,8 @@ MISTAKES = [
     ({"pipeline": "Big Model"}, "pipeline", "lower-case"),
     ({"pipeline": None}, "pipeline", "add the key"),
     ({"seed": "7"}, "seed", "valid integer"),
+    ({"budget.stage_limits_usd": {"sft": 1.0}}, "budget.stage_limits_usd.sft", "unknown stage"),
+    ({"budget.stage_limits_usd": {"shards": 0.0}}, "stage_limits_usd.shards", "more than zero"),
     ({"rates": {"usd_per_hour": -1.0}}, "rates.usd_per_hour", "greater than or equal to 0"),
 ]  # fmt: skip
 
