@@ -161,10 +161,10 @@ def load_gguf(path: Path) -> tuple[Any, Any]:
                 path.parent, gguf_file=path.name, dtype=torch.float32
             )
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    except (ValueError, KeyError, OSError, RuntimeError, NotImplementedError) as error:
+    except Exception as error:  # A damaged file shows as struct.error, IndexError, TypeError, ...
         raise ModelError(
             where=str(path),
-            found=str(error).strip().splitlines()[0],
+            found=f"{type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[0]}",
             rule="the GGUF file holds an architecture that the installed transformers reads",
             remedy="import the safetensors of the same model",
         ) from error

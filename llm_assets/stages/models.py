@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from llm_assets.errors import ModelError
 
+# What matters is reported by the stages; bars and load reports would fill the log.
 disable_progress_bar()
+set_verbosity_error()
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
@@ -93,9 +96,10 @@ def load_model(path: Path, *, dtype: str = "float32") -> Any:
             dtype=getattr(torch, dtype),
             local_files_only=True,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # To name them below; nothing is taken that way.
             output_loading_info=True,
         )
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
         raise ModelError(
             where=str(path),
             found=str(error).splitlines()[0],
@@ -103,11 +107,15 @@ def load_model(path: Path, *, dtype: str = "float32") -> Any:
             remedy="take the config.json that belongs to these weights",
         ) from error
     missing = sorted(str(key) for key in info["missing_keys"])
-    mismatched = sorted(str(key) for key in info["mismatched_keys"])
+    mismatched = sorted(str(key[0]) for key in info["mismatched_keys"])
     if missing or mismatched:
         raise ModelError(
             where=str(path),
-            found=f"missing {missing[:3]}, of another shape {mismatched[:3]}",
+            found="; ".join(
+                f"{what}: {', '.join(names[:3])}"
+                for what, names in (("missing", missing), ("of another shape", mismatched))
+                if names
+            ),
             rule="every weight of the architecture is in the file, in its shape",
             remedy="take the config.json that belongs to these weights",
         )
@@ -189,7 +197,11 @@ def save_model(model: Any, tokenizer: Any, out: Path) -> None:
     align_tokens(model, tokenizer)
     model.config.use_cache = True
     model.save_pretrained(out)
-    # How it was loaded is no part of the tokenizer.
+    # How it was loaded and last used is no part of the tokenizer.
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_padding()
+        backend.no_truncation()
     for name in ("is_local", "local_files_only", "name_or_path", "gguf_file"):
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(out)

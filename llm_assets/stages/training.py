@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
-from transformers.utils import logging as transformers_logging
 
 from llm_assets.errors import BudgetError, NonFiniteLossError
 from llm_assets.stage_settings import TrainSettings
@@ -141,7 +140,6 @@ def run_training(
     `tokens_per_step`: tokens of one optimizer step; without it they are taken from what the trainer
     counts. Raises NonFiniteLossError, and BudgetError after a save when `should_stop` says so.
     """
-    transformers_logging.set_verbosity_error()
     trainer.remove_callback(PrinterCallback)
     save = newest_healthy(context.checkpoints, context.progress.say)
     loop = read_loop(save) if save is not None else None
