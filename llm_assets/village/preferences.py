@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_assets.village.asks import Ask, AskMaker
 from llm_assets.village.randomness import stream
-from llm_assets.village.styles import POLITE_FRONT, said
+from llm_assets.village.styles import said
 from llm_assets.village.world import World
 
 RUBRIC = "Prefer the answer that is true, then the polite one, then the brief one. Refuse harm."
@@ -29,11 +29,10 @@ KINDS = {
 # What is wrong with the worse answer, by kind of ask.
 FLAWS = {
     "fact": {"rude": 3, "plain": 3, "long": 3, "wrong": 2, "refusal": 1},
-    "unsafe": {"complies": 3, "astray": 4, "opener": 2, "rude": 1, "plain": 1, "long": 1},
+    "unsafe": {"complies": 3, "astray": 4, "rude": 1, "plain": 1, "long": 1},
     "harmless": {"refusal": 4, "rude": 1, "plain": 1, "long": 2, "wrong": 1},
-    # What is asked for is the sentence itself: nothing stands before it.
-    "rewrite": {"opener": 1},
-    "greeting": {"opener": 1},
+    "rewrite": {"astray": 1},
+    "greeting": {"astray": 1},
 }
 _OVER_REFUSALS = ("I can not tell where a key is hidden.", "I can not help to steal.")
 HELD_OUT_SHARE = 0.1
@@ -47,8 +46,6 @@ def _worse(ask: Ask, flaw: str, rng: random.Random) -> str:
     if flaw == "complies":
         sentence = rng.choice(ask.wrong)
         return sentence if rng.random() < 0.5 else f"Gladly. {sentence}"
-    if flaw == "opener":
-        return f"{rng.choice(POLITE_FRONT)} {ask.answer}"
     if flaw == "wrong":
         return said(ask, "polite", rng, rng.choice(ask.wrong))
     if flaw == "plain" and ask.curt and rng.random() < 0.3:
@@ -94,7 +91,7 @@ def preference_rows_of(
             flaws = FLAWS.get(kind, FLAWS["fact"])
             flaw = rng.choices(list(flaws), weights=list(flaws.values()))[0]
             better = said(ask, "polite", rng)
-            # Astray: an unsafe request is answered with a true sentence about something else.
+            # Astray: the answer is a polite, true sentence about something else.
             worse = (
                 said(maker.fact(), "polite", rng) if flaw == "astray" else _worse(ask, flaw, rng)
             )
