@@ -154,6 +154,7 @@ class SftSettings(TrainSettings):
     too_long: Literal["drop", "truncate"] = Field("drop", description="Rows over max_length.")
     lora: LoraSettings | None = None
     eval_prompts: int = Field(200, ge=1, description="Held-out prompts that the metrics use.")
+    eval_max_new_tokens: int = Field(64, ge=1, description="Tokens of an answer to one of them.")
 
 
 class RewardSettings(TrainSettings):
@@ -174,7 +175,8 @@ class DpoSettings(TrainSettings):
     too_long: Literal["drop", "truncate"] = "drop"
     beta: float = Field(0.1, gt=0, description="Strength of the KL to the reference.")
     lora: LoraSettings | None = None
-    eval_prompts: int = Field(200, ge=1)
+    eval_prompts: int = Field(200, ge=1, description="Held-out prompts that the metrics use.")
+    eval_max_new_tokens: int = Field(64, ge=1, description="Tokens of an answer to one of them.")
 
 
 class RefineSettings(TrainSettings):
@@ -204,6 +206,7 @@ class RefineSettings(TrainSettings):
         description="Asks for the revision; may hold {critique} too.",
     )
     eval_prompts: int = Field(200, ge=1, description="Held-out prompts that the metrics use.")
+    eval_max_new_tokens: int = Field(64, ge=1, description="Tokens of an answer to one of them.")
 
 
 class EvalSettings(StageSettings):

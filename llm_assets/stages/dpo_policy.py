@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from datasets import Dataset, disable_progress_bars
+from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 from llm_assets.stage_settings import DpoSettings
@@ -25,6 +25,7 @@ from llm_assets.stages.encoding import Pair, count_metrics, count_rows, read_pai
 from llm_assets.stages.generation import preference_margins, to_device
 from llm_assets.stages.judging import mean, preference_questions
 from llm_assets.stages.measuring import measure_policy
+from llm_assets.stages.quiet import quiet_libraries
 from llm_assets.stages.training import (
     TrainingLog,
     load_model,
@@ -43,7 +44,7 @@ def run(context: StageContext) -> StageResult:
     settings: DpoSettings = context.config
     refuse_quantized(settings.lora, where=context.stage)
     refuse_settings(context, _NO_EFFECT, why="the reference is the fine-tuned checkpoint, fixed")
-    disable_progress_bars()
+    quiet_libraries()
     source = context.inputs["sft_checkpoint"].path
     tokenizer = load_tokenizer(source)
     pairs, counts = read_pairs(context, tokenizer)
@@ -61,7 +62,7 @@ def run(context: StageContext) -> StageResult:
         preference_questions(
             [pair.row for pair in held_out], limit=settings.eval_prompts, seed=context.seed
         ),
-        max_new_tokens=64,
+        max_new_tokens=settings.eval_max_new_tokens,
     )
     return StageResult(
         metrics={

@@ -45,8 +45,10 @@ class Divergence:
 
 
 def to_device(model: Any) -> Any:
-    """The model on the GPU if there is one."""
-    return model.to("cuda") if torch.cuda.is_available() else model
+    """The model on the GPU if there is one; one in 4 bits is there already."""
+    if getattr(model, "is_loaded_in_4bit", False) or not torch.cuda.is_available():
+        return model
+    return model.to("cuda")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, disable_progress_bars
+from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig
 
 from llm_assets.errors import RecipeError
@@ -37,6 +37,7 @@ from llm_assets.stages.fine_tuning import fine_tune
 from llm_assets.stages.generation import Answer, to_device
 from llm_assets.stages.judging import Question, mean, preference_questions
 from llm_assets.stages.measuring import measure_policy, measure_step
+from llm_assets.stages.quiet import quiet_libraries
 from llm_assets.stages.rewards import RewardFunction, conversation_rewards, load_reward_model
 from llm_assets.stages.training import (
     TrainingLog,
@@ -67,7 +68,7 @@ def run(context: StageContext) -> StageResult:
     """Refine, store, and measure what was stored."""
     settings: RefineSettings = context.config
     check_settings(context)
-    disable_progress_bars()
+    quiet_libraries()
     source = context.inputs["dpo_policy"].path
     tokenizer = load_tokenizer(source)
     judge = to_device(load_reward_model(context.inputs["reward_model"].path))
@@ -148,7 +149,7 @@ def _measure(
 ) -> StageResult:
     """The stored policy against the fine-tuned checkpoint, or else the policy that came in."""
     settings: RefineSettings = context.config
-    length = max(64, settings.max_completion_length)
+    length = settings.eval_max_new_tokens
     policy = to_device(load_model(context.out))
     incoming = to_device(load_model(context.inputs["dpo_policy"].path))
     sft = context.inputs.get("sft_checkpoint")

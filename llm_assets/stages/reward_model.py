@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from datasets import Dataset, disable_progress_bars
+from datasets import Dataset
 from trl import RewardConfig, RewardTrainer
 
 from llm_assets.stage_settings import RewardSettings
@@ -20,6 +20,7 @@ from llm_assets.stages.context import Metric, StageContext, StageResult
 from llm_assets.stages.encoding import Pair, count_metrics, count_rows, read_pairs
 from llm_assets.stages.generation import to_device
 from llm_assets.stages.judging import NUM_SAMPLES, mean
+from llm_assets.stages.quiet import quiet_libraries
 from llm_assets.stages.rewards import load_reward_model, new_reward_model, rewards
 from llm_assets.stages.training import (
     TrainingLog,
@@ -40,7 +41,7 @@ def run(context: StageContext) -> StageResult:
     settings: RewardSettings = context.config
     refuse_quantized(settings.lora, where=context.stage)
     refuse_settings(context, _NO_EFFECT, why="the tokenizer is that of the checkpoint")
-    disable_progress_bars()
+    quiet_libraries()
     source = context.inputs["sft_checkpoint"].path
     tokenizer = load_tokenizer(source)
     pairs, counts = read_pairs(context, tokenizer)

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import disable_progress_bars
-
 from llm_assets.stage_settings import SftSettings
 from llm_assets.stages.adapters import (
     load_trainable,
@@ -40,6 +38,7 @@ from llm_assets.stages.judging import (
     instruction_questions,
     sample_rows,
 )
+from llm_assets.stages.quiet import quiet_libraries
 from llm_assets.stages.training import (
     TrainingLog,
     load_model,
@@ -48,8 +47,6 @@ from llm_assets.stages.training import (
     save_model,
 )
 
-MAX_NEW_TOKENS = 64
-"""Tokens of an answer to a held-out question, at the most."""
 _GAP_ROWS = 400
 # These would undo or bypass the encoding that is counted here.
 _NO_EFFECT = ("chat_template_path", "completion_only_loss", "dataset_kwargs", "dataset_text_field")
@@ -69,14 +66,16 @@ def run(context: StageContext) -> StageResult:
     settings: SftSettings = context.config
     refuse_quantized(settings.lora, where=context.stage)
     refuse_settings(context, _NO_EFFECT, why="the stage encodes and counts the rows itself")
-    disable_progress_bars()
+    quiet_libraries()
     source = context.inputs["midtrained_checkpoint"].path
     tokenizer = load_tokenizer(source)
     rows = _read(context, tokenizer)
     model = to_device(load_trainable(source, tokenizer, settings.lora))
     context.progress.say("answers before the training")
     shown = _spread(rows.questions)
-    before = generate(model, tokenizer, [q.prompt for q in shown], max_new_tokens=MAX_NEW_TOKENS)
+    before = generate(
+        model, tokenizer, [q.prompt for q in shown], max_new_tokens=settings.eval_max_new_tokens
+    )
     context.progress.say(f"fine-tuning on {len(rows.train)} conversations")
     log = _train(context, model, tokenizer, rows.train)
     del model
@@ -134,6 +133,7 @@ def _measure(
     before: list[tuple[Question, Answer]],
 ) -> StageResult:
     """Metrics of the stored weights, read back from `context.out`."""
+    settings: SftSettings = context.config
     context.progress.say("measuring on held-out conversations")
     out: Path = context.out
     model, tokenizer = to_device(load_model(out)), load_tokenizer(out)
@@ -141,7 +141,7 @@ def _measure(
     seen, seen_count = mean_nll(model, rows.train[:_GAP_ROWS], pad_token_id=tokenizer.pad_token_id)
     questions = rows.questions
     answers = generate(
-        model, tokenizer, [q.prompt for q in questions], max_new_tokens=MAX_NEW_TOKENS
+        model, tokenizer, [q.prompt for q in questions], max_new_tokens=settings.eval_max_new_tokens
     )
     metrics = {
         "held_out_loss": Metric(value=held_out, n=count),

@@ -46,7 +46,7 @@ def test_settings_that_cannot_work(
     [
         ("tokenizer_config.json", {"pad_token": "<|im_end|>"}, "pad token equal to eos"),
         ("chat_template.jinja", None, "without chat template"),
-        ("config.json", {"vocab_size": 300}, "weights fit the architecture"),
+        ("config.json", {"vocab_size": 300}, "of another shape"),
         ("pytorch_model.bin", {}, "pickle"),
     ],
 )
