@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ class PackedRows(Dataset[dict[str, torch.Tensor]]):
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        number = next(n for n, end in enumerate(self._ends) if row < end)
+        number = bisect_right(self._ends, row)
         start = self._ends[number - 1] if number else 0
         ids = self._shards[number][row - start].long()
         return {"input_ids": ids, "labels": ids.masked_fill(ids == self._pad, IGNORED)}

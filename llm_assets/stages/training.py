@@ -222,12 +222,7 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
         for name in ("loss", "grad_norm"):
             value = float(logs.get(name, 0.0))
             if not math.isfinite(value):
-                raise NonFiniteLossError(
-                    f"stage {self.context.stage}, step {step} of {state.max_steps}: {name} is "
-                    f"{value}\n  rule: a loss that is not finite stops the stage and leaves no "
-                    "artifact\n  next: lower learning_rate, set max_grad_norm, or look for rows "
-                    "without supervised tokens"
-                )
+                raise self._not_finite(state, f"{name} is {value}")
         self._count(state, logs)
         self.context.progress.step(
             step,
@@ -235,6 +230,14 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
             loss=float(logs["loss"]),
             tokens=self.tokens,
             learning_rate=float(logs.get("learning_rate", 0.0)),
+        )
+
+    def _not_finite(self, state: Any, what: str) -> NonFiniteLossError:
+        return NonFiniteLossError(
+            f"stage {self.context.stage}, step {state.global_step} of {state.max_steps}: {what}\n"
+            "  rule: a loss that is not finite stops the stage and leaves no artifact\n"
+            "  next: lower learning_rate, set max_grad_norm, or look for rows without supervised "
+            "tokens"
         )
 
     def _count(self, state: Any, logs: Mapping[str, Any]) -> None:
@@ -267,10 +270,15 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
         if not self.trainer.is_world_process_zero():
             return
         folder: Path = self.context.checkpoints
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        # A recipe may log, and so look at the loss, more rarely than it saves.
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and not bool(torch.isfinite(parameter).all()):
+                raise self._not_finite(state, f"{name} holds NaN or infinity")
         write_save(
             folder,
             step=int(state.global_step),
-            model=self.trainer.accelerator.unwrap_model(self.trainer.model),
+            model=model,
             optimizer=optimizer,
             scheduler=scheduler,
             write_trainer_state=state.save_to_json,

@@ -141,6 +141,30 @@ def test_nan_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     assert [save.name for save in list_saves(tmp_path / "checkpoints")] == ["save-00000003"]
 
 
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    model = toy_model()
+    settings = toy_settings(logging_steps=19, logging_first_step=False)
+
+    class Poison(Rows):
+        """A row drawn after the save of step 3 breaks the weights."""
+
+        drawn = 0
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            self.drawn += 1
+            if self.drawn == 21:
+                with torch.no_grad():
+                    model.model.norm.weight.fill_(float("nan"))
+            return super().__getitem__(index)
+
+    context = toy_context(tmp_path, settings, Recorder())
+    arguments = training_arguments(TrainingArguments, context)
+    trainer = Trainer(model, arguments, train_dataset=Poison())
+    with pytest.raises(NonFiniteLossError, match=r"step 6 of 20: .* holds NaN or infinity"):
+        run_training(context, trainer)
+    assert [save.name for save in list_saves(tmp_path / "checkpoints")] == ["save-00000003"]
+
+
 def test_only_the_trained_parameters_are_saved(tmp_path: Path) -> None:
     model = toy_model()
     for name, parameter in model.named_parameters():
