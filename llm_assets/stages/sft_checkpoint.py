@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_assets.errors import ModelError
 from llm_assets.stage_settings import SftSettings
 from llm_assets.stages.adapters import (
     load_trainable,
@@ -115,6 +116,7 @@ def _read(context: StageContext, tokenizer: Any) -> _Rows:
         context.progress.say(counts[split].sentence(f"instructions, {split}"))
         if split == "held_out":
             held_out_rows = read
+    _check_ends(tokenizer, encoded["train"], source=context.inputs["midtrained_checkpoint"].path)
     return _Rows(
         train=encoded["train"],
         held_out=encoded["held_out"],
@@ -124,6 +126,18 @@ def _read(context: StageContext, tokenizer: Any) -> _Rows:
         ),
         answer_bytes=_supervised_bytes(tokenizer, encoded["held_out"]),
     )
+
+
+def _check_ends(tokenizer: Any, examples: Sequence[Example], *, source: Path) -> None:
+    """ModelError when no answer ends with a supervised eos: the model would never stop."""
+    if not any(tokenizer.eos_token_id in example.labels for example in examples):
+        raise ModelError(
+            where=str(source),
+            found=f"no answer is trained to end with the eos token {tokenizer.eos_token!r}",
+            rule="the token that ends a turn is the tokenizer's eos, and counts in the loss",
+            remedy="set eos_token to the token that ends a turn, and put it inside the template's "
+            "{% generation %} block",
+        )
 
 
 def _measure(

@@ -45,6 +45,7 @@ def test_settings_that_cannot_work(
     ("file", "change", "text"),
     [
         ("tokenizer_config.json", {"pad_token": "<|im_end|>"}, "pad token equal to eos"),
+        ("tokenizer_config.json", {"eos_token": "<|im_start|>"}, "no answer is trained to end"),
         ("chat_template.jinja", None, "without chat template"),
         ("config.json", {"vocab_size": 300}, "of another shape"),
         ("pytorch_model.bin", {}, "pickle"),
@@ -53,6 +54,7 @@ def test_settings_that_cannot_work(
 def test_a_checkpoint_that_cannot_be_trained(
     shop: Shop,
     make_context: Callable[..., StageContext],
+    tmp_path: Path,
     file: str,
     change: dict[str, Any] | None,
     text: str,
@@ -61,7 +63,7 @@ def test_a_checkpoint_that_cannot_be_trained(
         "sft_checkpoint",
         SftSettings(learning_rate=5e-3, **STEPS),
         inputs={
-            "midtrained_checkpoint": (shop.root / "broken" / file, "checkpoint"),
+            "midtrained_checkpoint": (tmp_path / "broken", "checkpoint"),
             "instructions": (shop.paths["instructions"], "instructions"),
         },
     )
