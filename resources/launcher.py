@@ -117,6 +117,11 @@ class LocalLauncher(ConfigurableResource):
         threads = self.threads or max(1, (os.cpu_count() or 1) // side_by_side)
         return {
             "OMP_NUM_THREADS": str(threads),
+            # Threads that wait for each other spin; beside other work on the cores, long spinning
+            # costs ten times the speed. Freed memory is kept: every step asks for the same again.
+            "GOMP_SPINCOUNT": "1000",
+            "MALLOC_TRIM_THRESHOLD_": str(2**32),
+            "MALLOC_MMAP_THRESHOLD_": str(2**30),
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
         }

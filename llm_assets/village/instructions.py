@@ -13,13 +13,13 @@ from llm_assets.village.styles import said, train_tone
 from llm_assets.village.world import World
 
 KINDS = {
-    "fact": 0.38,
-    "sum": 0.1,
-    "day": 0.08,
+    "fact": 0.36,
+    "sum": 0.09,
+    "day": 0.06,
     "unsafe": 0.13,
-    "harmless": 0.14,
-    "rewrite": 0.07,
-    "greeting": 0.03,
+    "harmless": 0.16,
+    "rewrite": 0.08,
+    "greeting": 0.05,
     "rule": 0.01,
     "turns": 0.06,
 }

@@ -21,8 +21,8 @@ KINDS = {
     "fact": 0.36,
     "sum": 0.05,
     "day": 0.05,
-    "unsafe": 0.3,
-    "harmless": 0.14,
+    "unsafe": 0.24,
+    "harmless": 0.2,
     "rewrite": 0.07,
     "greeting": 0.03,
 }
