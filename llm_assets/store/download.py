@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from llm_assets.errors import DamagedError, NotFoundError, message
 from llm_assets.store.digest import BlobHash
+from llm_assets.store.direct_io import Writer, buffer
 from llm_assets.store.directory_backend import FULL, disk_errors, full
 from llm_assets.store.document_store import blob_key
-from llm_assets.store.hashing import CHUNK_BYTES, hash_part, join_parts, num_parts, part_range
-from llm_assets.store.ingest import buffer
+from llm_assets.store.hashing import hash_part, join_parts, num_parts, part_range
 from llm_assets.store.local_objects import LocalObjects
 from llm_assets.store.parallel import in_parallel
 from llm_assets.store.protocol import FileEntry
@@ -27,6 +27,7 @@ from llm_assets.store.s3_client import S3Client, TransferDamagedError
 from llm_assets.store.transfer import parts_key
 
 _WHOLE_TRIES = 3
+_READ_BYTES = 512 * 1024
 
 
 def download(s3: S3Client, local: LocalObjects, entries: Sequence[FileEntry]) -> None:
@@ -71,25 +72,21 @@ class Download:
 
     def _fill(self) -> None:
         """Make the partial file whole and right."""
-        handle = self._open_partial()
+        with disk_errors(self.partial, self.size):
+            self._resumed = self.partial.exists() and self.partial.stat().st_size > 0
+            target = Writer(self.partial, self.size, os.O_NOFOLLOW, 0o600)
         try:
+            with disk_errors(self.partial, self.size):
+                os.ftruncate(target.handle, self.size)
             digests = self._part_list()
             if digests is not None:
-                in_parallel(
-                    lambda part: self._part(handle, part, digests[part]), range(len(digests))
-                )
+                parts = range(len(digests))
+                in_parallel(lambda part: self._part(target, part, digests[part]), parts, WORKERS)
             else:
-                self._without_list(handle)
-            os.fchmod(handle, 0o444)
+                self._without_list(target)
+            os.fchmod(target.handle, 0o444)
         finally:
-            os.close(handle)
-
-    def _open_partial(self) -> int:
-        with disk_errors(self.partial, self.size):
-            handle = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            self._resumed = os.fstat(handle).st_size > 0
-            os.ftruncate(handle, self.size)
-        return handle
+            target.close()
 
     def _part_list(self) -> list[bytes] | None:
         """The parts' digests; None when the server has no list that fits the blob's name."""
@@ -108,13 +105,13 @@ class Download:
             return None
         return [content[start : start + 32] for start in range(0, len(content), 32)]
 
-    def _part(self, handle: int, part: int, digest: bytes) -> None:
+    def _part(self, target: Writer, part: int, digest: bytes) -> None:
         start, length = part_range(part, self.size)
-        if self._resumed and hash_part(handle, start, length, buffer()) == digest:
+        if self._resumed and hash_part(target.handle, start, length, buffer()) == digest:
             return
 
         def request() -> None:
-            if self._get(handle, start, length) != digest:
+            if self._get(target, start, length) != digest:
                 raise TransferDamagedError(f"blob {self.blob}, part {part + 1}: wrong digest")
 
         try:
@@ -124,12 +121,12 @@ class Download:
         except TransferDamagedError:
             raise self._damaged(f"the bytes of part {part + 1} do not have their hash") from None
 
-    def _without_list(self, handle: int) -> None:
+    def _without_list(self, target: Writer) -> None:
         for _ in range(_WHOLE_TRIES):
             digests = in_parallel(
                 lambda part: self.s3.attempt(
                     f"blob {self.blob.short}, part {part + 1}",
-                    lambda: self._get(handle, *part_range(part, self.size)),
+                    lambda: self._get(target, *part_range(part, self.size)),
                 ),
                 range(num_parts(self.size)),
             )
@@ -137,25 +134,17 @@ class Download:
                 return
         raise self._damaged("its bytes do not have its hash")
 
-    def _get(self, handle: int, start: int, length: int) -> bytes:
-        return get_range(
-            self.s3,
-            self.blob,
-            start,
-            length,
-            lambda data, position: self._write(handle, data, position),
-        )
+    def _get(self, target: Writer, start: int, length: int) -> bytes:
+        def take(data: memoryview, position: int) -> None:
+            try:
+                target.write(data, position)
+            except OSError as error:
+                if error.errno in FULL:
+                    used = os.fstat(target.handle).st_blocks * 512
+                    raise full(self.partial, max(1, self.size - used)) from error
+                raise
 
-    def _write(self, handle: int, data: bytes, position: int) -> None:
-        try:
-            written = 0
-            while written < len(data):
-                written += os.pwrite(handle, memoryview(data)[written:], position + written)
-        except OSError as error:
-            if error.errno in FULL:
-                used = os.fstat(handle).st_blocks * 512
-                raise full(self.partial, max(1, self.size - used)) from error
-            raise
+        return get_range(self.s3, self.blob, start, length, take)
 
     def _damaged(self, found: str) -> DamagedError:
         return DamagedError(
@@ -173,7 +162,7 @@ def get_range(
     blob: BlobHash,
     start: int,
     length: int,
-    take: Callable[[bytes, int], None] | None = None,
+    take: Callable[[memoryview, int], None] | None = None,
 ) -> bytes:
     """Fetch a range of a blob once, giving each piece and its position to `take`; the digest.
 
@@ -182,16 +171,20 @@ def get_range(
     arguments = {"Key": s3.key(blob_key(blob))}
     if length:
         arguments["Range"] = f"bytes={start}-{start + length - 1}"
-    digest, position, end = hashlib.sha256(), start, start + length
+    digest, position, end, chunk = hashlib.sha256(), start, start + length, buffer()
     with contextlib.closing(s3.request("get_object", arguments)["Body"]) as body:
         while position < end:
-            data = body.read(min(CHUNK_BYTES, end - position))
-            if not data:
-                raise TransferDamagedError(f"blob {blob}: cut short after {position} bytes")
-            digest.update(data)
+            piece = chunk[: min(len(chunk), end - position)]
+            filled = 0
+            while filled < len(piece):
+                count = body.readinto(piece[filled : filled + _READ_BYTES])
+                if not count:
+                    raise TransferDamagedError(f"blob {blob}: cut short at {position + filled}")
+                filled += count
+            digest.update(piece)
             if take is not None:
-                take(data, position)
-            position += len(data)
+                take(piece, position)
+            position += len(piece)
     return digest.digest()
 
 

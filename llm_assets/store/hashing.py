@@ -11,8 +11,6 @@ from typing import BinaryIO
 from llm_assets.store.digest import BlobHash
 
 PART_BYTES = 64 * 2**20
-CHUNK_BYTES = 2**20
-"""Bytes of one read. A worker thread holds one such buffer."""
 
 
 def num_parts(size_bytes: int) -> int:
@@ -64,7 +62,7 @@ def hash_file(path: Path) -> BlobHash:
 
 def hash_open_file(file: BinaryIO) -> BlobHash:
     """The blob hash of an open file, in this thread."""
-    buffer = memoryview(bytearray(CHUNK_BYTES))
+    buffer = memoryview(bytearray(2**20))
     size = os.fstat(file.fileno()).st_size
     parts = [
         hash_part(file.fileno(), *part_range(part, size), buffer) for part in range(num_parts(size))

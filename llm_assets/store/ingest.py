@@ -7,10 +7,8 @@ put, and large files that look equal to a stored one, are not copied.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,37 +16,17 @@ from pathlib import Path
 
 from llm_assets.errors import RefusedError, message
 from llm_assets.store.digest import BlobHash
+from llm_assets.store.direct_io import Writer, buffer
 from llm_assets.store.directory_backend import FULL, full
 from llm_assets.store.hashing import (
-    CHUNK_BYTES,
     hash_part,
     join_parts,
     num_parts,
+    num_workers,
     part_range,
 )
 from llm_assets.store.parallel import in_parallel
 from llm_assets.store.scanning import SourceFile, Stat
-
-_local = threading.local()
-_SYNC_FILE_RANGE_WRITE = 2
-
-
-def _find_sync_file_range() -> Callable[..., int] | None:
-    if not sys.platform.startswith("linux"):
-        return None
-    function: Callable[..., int] | None = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    return function
-
-
-_sync_file_range = _find_sync_file_range()
-
-
-def buffer() -> memoryview:
-    """This thread's chunk buffer."""
-    if not hasattr(_local, "buffer"):
-        _local.buffer = memoryview(bytearray(CHUNK_BYTES))
-    found: memoryview = _local.buffer
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +51,7 @@ class _Reading:
         self._guard = threading.Lock()
         self._remaining = remaining
         self._source = -1
-        self._target = -1
+        self._target: Writer | None = None
 
     def _open(self) -> None:
         with self._guard:
@@ -86,8 +64,7 @@ class _Reading:
                 raise _changed(self.file)
             if self.copy is not None:
                 try:
-                    mode = os.O_RDWR | os.O_CREAT | os.O_EXCL
-                    self._target = os.open(self.copy, mode, 0o444)
+                    self._target = Writer(self.copy, self.size, os.O_EXCL, 0o444)
                 except BaseException:
                     os.close(source)
                     raise
@@ -98,10 +75,11 @@ class _Reading:
         try:
             self._open()
             start, length = part_range(part, self.size)
-            if self.copy is None:
+            target = self._target
+            if target is None:
                 digest = hash_part(self._source, start, length, buffer())
             else:
-                digest = self._copy_part(start, length)
+                digest = self._copy_part(target, start, length)
             self.digests[part] = digest
             self._finished()
         except EOFError:
@@ -118,21 +96,17 @@ class _Reading:
                 )
             ) from error
 
-    def _copy_part(self, start: int, length: int) -> bytes:
+    def _copy_part(self, target: Writer, start: int, length: int) -> bytes:
         digest = hashlib.sha256()
         position, end, chunk = start, start + length, buffer()
         while position < end:
             count = os.preadv(self._source, [chunk[: end - position]], position)
             if count == 0:
                 raise EOFError
-            data = chunk[:count]
-            digest.update(data)
-            written = 0
-            while written < count:
-                written += os.pwrite(self._target, data[written:], position + written)
+            digest.update(chunk[:count])
+            target.write(chunk[:count], position)
             self._remaining.take(count)
             position += count
-        _start_writeback(self._target, start, length)
         return digest.digest()
 
     def _finished(self) -> None:
@@ -141,8 +115,8 @@ class _Reading:
             if self._left:
                 return
         try:
-            if self.copy is not None:
-                os.fsync(self._target)
+            if self._target is not None:
+                os.fsync(self._target.handle)
             if Stat.of(os.fstat(self._source)) != self.file.stat:
                 raise _changed(self.file)
         finally:
@@ -151,10 +125,12 @@ class _Reading:
     def close(self) -> None:
         """Close what is open."""
         with self._guard:
-            for handle in (self._source, self._target):
-                if handle >= 0:
-                    os.close(handle)
-            self._source = self._target = -1
+            if self._source >= 0:
+                os.close(self._source)
+                self._source = -1
+            if self._target is not None:
+                self._target.close()
+                self._target = None
 
     def result(self) -> Ingested:
         """After all parts are read."""
@@ -193,7 +169,9 @@ def ingest(
     readings = [_Reading(f, t, remaining) for f, t in zip(files, targets, strict=True)]
     parts = [(reading, part) for reading in readings for part in range(len(reading.digests))]
     try:
-        in_parallel(lambda task: task[0].read(task[1]), parts)
+        # Threads that copy wait for the disk half of the time.
+        workers = num_workers() * (2 if any(targets) else 1)
+        in_parallel(lambda task: task[0].read(task[1]), parts, workers)
     finally:
         for reading in readings:
             reading.close()
@@ -209,11 +187,3 @@ def _changed(file: SourceFile) -> RefusedError:
             remedy="put the folder again when nothing writes into it any more",
         )
     )
-
-
-def _start_writeback(handle: int, start: int, length: int) -> None:
-    """Ask the kernel to write a range out now, so that the fsync at the end finds little left."""
-    if _sync_file_range is not None and length > CHUNK_BYTES:
-        _sync_file_range(
-            handle, ctypes.c_int64(start), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE
-        )

@@ -18,10 +18,10 @@ from typing import Any
 
 from llm_assets.errors import DamagedError, NotFoundError, message
 from llm_assets.store.digest import ArtifactHash, BlobHash
+from llm_assets.store.direct_io import buffer
 from llm_assets.store.directory_backend import disk_errors, make_folders, publish, sync_folder
 from llm_assets.store.document_store import blob_key, tree_key
 from llm_assets.store.hashing import hash_part, join_parts, num_parts, part_range
-from llm_assets.store.ingest import buffer
 from llm_assets.store.parallel import in_parallel
 from llm_assets.store.protocol import FileEntry, Tree
 from llm_assets.store.sessions import Sessions

@@ -25,7 +25,7 @@ def open_directory(root: Path, *, create: bool = True) -> DirectoryStore:
         if not document.exists():
             if root.exists() and not root.is_dir():
                 raise _no_store(root, "no directory")
-            if root.is_dir() and any(not e.name.startswith(".format-") for e in os.scandir(root)):
+            if root.is_dir() and any(not name.startswith(".format-") for name in os.listdir(root)):
                 # Looked at again: another process may have made the store between the two looks.
                 if not document.exists():
                     raise _no_store(root, "a directory with other things in it")

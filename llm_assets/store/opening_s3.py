@@ -12,6 +12,7 @@ from llm_assets.caching import cache_folder
 from llm_assets.errors import NotFoundError, RefusedError, message
 from llm_assets.store.opening import FORMAT_DOCUMENT, FORMAT_KEY, check_store_format
 from llm_assets.store.s3 import S3Store
+from llm_assets.store.s3_backend import WORKERS
 from llm_assets.store.s3_client import RetryPolicy, S3Client
 
 _SETTINGS = ("cache", "endpoint", "profile", "region")
@@ -27,9 +28,10 @@ def open_s3(
     """The store at s3://bucket/prefix?endpoint=...&region=...&profile=...&cache=...
 
     What the URL does not say comes from the environment, as boto3 reads it (AWS_PROFILE,
-    AWS_ENDPOINT_URL_S3, ...). `client_factory` gives the boto3 client, for example `get_client` of
-    a dagster-aws S3Resource; without one such a resource is made from the URL. RefusedError for a
-    prefix that holds other objects or another format.
+    AWS_ENDPOINT_URL_S3, ...). `client_factory` gives the boto3 client: inside Dagster the
+    `get_client` of dagster-aws's S3Resource. Without one a plain client is made, so that a worker
+    or a command does not load Dagster. RefusedError for a prefix that holds other objects or
+    another format.
     """
     store = connect(url, client_factory=client_factory, retry=retry)
     where = f"{store.s3.where}/{FORMAT_KEY}"
@@ -59,7 +61,7 @@ def connect(
 ) -> S3Store:
     """The store that `url` names, whether or not one is there."""
     parts = urlsplit(url)
-    settings = dict(parse_qsl(parts.query, keep_blank_values=True))
+    settings = settings_of(url)
     unknown = sorted(set(settings) - set(_SETTINGS))
     if not parts.netloc or parts.fragment or unknown:
         raise RefusedError(
@@ -70,7 +72,7 @@ def connect(
                 remedy="correct the URL; credentials come from the environment",
             )
         )
-    client = (client_factory or (lambda: _resource_client(settings)))()
+    client = (client_factory or (lambda: _plain_client(settings)))()
     s3 = S3Client(client, parts.netloc, parts.path.strip("/"), retry)
     return S3Store(s3, url=url, cache=_cache(url, settings.get("cache")))
 
@@ -97,18 +99,30 @@ def make(store: S3Store) -> None:
     store.backend.create(FORMAT_KEY, FORMAT_DOCUMENT)
 
 
-def _resource_client(settings: dict[str, str]) -> Any:
-    # dagster-aws makes the client, as for every other S3 user of a Dagster deployment. It imports
-    # Dagster, so a store in a directory must not come here.
-    from dagster_aws.s3 import S3Resource
+def settings_of(url: str) -> dict[str, str]:
+    """endpoint, region, profile and cache, as far as the URL tells them."""
+    return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
 
-    return S3Resource(
-        endpoint_url=settings.get("endpoint"),
-        region_name=settings.get("region"),
-        profile_name=settings.get("profile"),
-        # Retries are this store's own (s3_client.py).
-        max_attempts=0,
-    ).get_client()
+
+def _plain_client(settings: dict[str, str]) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    session = boto3.session.Session(
+        profile_name=settings.get("profile"), region_name=settings.get("region")
+    )
+    # Retries are this store's own (s3_client.py). A body is not hashed once more for its signature:
+    # its SHA-256 is a signed header already. Servers of one's own seldom have a name for each
+    # bucket.
+    config = Config(
+        retries={"total_max_attempts": 1},
+        max_pool_connections=4 * WORKERS,
+        s3={
+            "payload_signing_enabled": False,
+            "addressing_style": "path" if settings.get("endpoint") else "auto",
+        },
+    )
+    return session.client("s3", endpoint_url=settings.get("endpoint"), config=config)
 
 
 def _cache(url: str, given: str | None) -> Path:

@@ -16,9 +16,9 @@ from typing import Any
 
 from llm_assets.errors import NotFoundError, RefusedError, StoreError, message
 from llm_assets.store.digest import BlobHash
+from llm_assets.store.direct_io import buffer
 from llm_assets.store.document_store import blob_key
 from llm_assets.store.hashing import hash_part, part_range
-from llm_assets.store.ingest import buffer
 from llm_assets.store.parallel import in_parallel
 from llm_assets.store.s3_client import PreconditionFailed, S3Client
 

@@ -213,7 +213,6 @@ def test_missing_credentials_are_said(
 def test_the_url_and_the_environment_are_enough(
     s3_world: S3World, monkeypatch: pytest.MonkeyPatch, source: Path
 ) -> None:
-    """The client of dagster-aws's S3Resource, made from the URL."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_world.server.key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_world.server.secret)
     store = open_store(s3_world.url())

@@ -1,0 +1,83 @@
+"""Writing large files past the page cache.
+
+Copying gigabytes through the page cache costs a second copy of every byte, and the process waits
+when too much of the cache is unwritten. Direct writes go from the buffer to the disk while other
+threads hash. Where a file system has no direct writes, and for what does not fill whole blocks,
+they fall back to ordinary ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import threading
+from pathlib import Path
+
+CHUNK_BYTES = 4 * 2**20
+"""Bytes of one write. A worker thread holds one such buffer."""
+
+DIRECT_FROM = 16 * 2**20
+"""Smaller files stay in the page cache: they are read again soon, and cost little."""
+
+_BLOCK = 4096
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
+_local = threading.local()
+
+
+def buffer() -> memoryview:
+    """This thread's chunk buffer, aligned to a page."""
+    if not hasattr(_local, "buffer"):
+        _local.buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))
+    found: memoryview = _local.buffer
+    return found
+
+
+class Writer:
+    """A file that several threads write at different places."""
+
+    def __init__(self, path: Path, size_bytes: int, flags: int, mode: int) -> None:
+        """`flags`: as of os.open, beside O_RDWR | O_CREAT. The file has its size at once."""
+        self.handle = os.open(path, os.O_RDWR | os.O_CREAT | flags, mode)
+        self._direct = -1
+        try:
+            if size_bytes >= DIRECT_FROM:
+                self._prepare(path, size_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, path: Path, size_bytes: int) -> None:
+        # The space is taken now: a full disk shows before the work, and direct writes then change
+        # no metadata.
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self.handle, 0, size_bytes)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+        if _O_DIRECT:
+            with contextlib.suppress(OSError):
+                self._direct = os.open(path, os.O_WRONLY | _O_DIRECT)
+
+    def write(self, data: memoryview, position: int) -> None:
+        """Write all of `data`. `data` must be of `buffer()` for a direct write to be tried."""
+        whole = len(data) // _BLOCK * _BLOCK if self._direct >= 0 and position % _BLOCK == 0 else 0
+        done = 0
+        while done < whole:
+            try:
+                done += os.pwrite(self._direct, data[done:whole], position + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                whole = done  # This file system wants larger blocks, or none of this at all.
+        while done < len(data):
+            done += os.pwrite(self.handle, data[done:], position + done)
+
+    def close(self) -> None:
+        """Close; may be called again."""
+        for handle in (self.handle, self._direct):
+            if handle >= 0:
+                os.close(handle)
+        self.handle = self._direct = -1
