@@ -35,10 +35,15 @@ from llm_assets.stages.context import Metric, StageContext, StageResult
 from llm_assets.stages.encoding import Counts, count_metrics, count_rows, read_rows, render
 from llm_assets.stages.fine_tuning import fine_tune
 from llm_assets.stages.generation import Answer, to_device
-from llm_assets.stages.judging import Question, mean, preference_questions
+from llm_assets.stages.judging import Question, mean, oracle_scores, preference_questions
 from llm_assets.stages.measuring import measure_policy, measure_step
 from llm_assets.stages.quiet import quiet_libraries
-from llm_assets.stages.rewards import RewardFunction, conversation_rewards, load_reward_model
+from llm_assets.stages.rewards import (
+    RewardFunction,
+    conversation_rewards,
+    group_agreement,
+    load_reward_model,
+)
 from llm_assets.stages.training import (
     TrainingLog,
     load_model,
@@ -164,17 +169,12 @@ def _measure(
             policy, incoming, tokenizer, questions, measured, max_new_tokens=length
         )
 
-    def reward_mean(answers: Sequence[Answer]) -> Metric:
-        conversations = [
-            [*q.prompt, {"role": "assistant", "content": a.text}]
-            for q, a in zip(questions, answers, strict=True)
-        ]
-        return mean(conversation_rewards(judge, judge_tokenizer, conversations))
-
+    rewards = _reward_metrics(
+        judge, judge_tokenizer, questions, (before, measured.after, measured.sampled)
+    )
     return StageResult(
         metrics={
-            "reward_mean_before": reward_mean(before),
-            "reward_mean": reward_mean(measured.after),
+            **rewards,
             **measured.metrics,
             **step,
             **trained.metrics,
@@ -187,6 +187,37 @@ def _measure(
         tables={**measured.tables, **trained.tables, "rows": count_rows(counts)},
         tokens=trained.log.tokens,
     )
+
+
+def _reward_metrics(
+    judge: Any,
+    judge_tokenizer: Any,
+    questions: Sequence[Question],
+    sets: tuple[Sequence[Answer], Sequence[Answer], Sequence[Answer]],
+) -> dict[str, Metric]:
+    """Mean rewards of the greedy answers before and after, and `reward_agreement`.
+
+    That is the share of the pairs among a question's three answers (before, after, sampled), of
+    those that the oracle tells apart, which the reward model orders as the oracle does: the reward
+    model judged on what the policy says now.
+    """
+    asked = [question for question in questions for _ in sets]
+    answers = [answer for answers in zip(*sets, strict=True) for answer in answers]
+    scores = conversation_rewards(
+        judge,
+        judge_tokenizer,
+        [
+            [*q.prompt, {"role": "assistant", "content": a.text}]
+            for q, a in zip(asked, answers, strict=True)
+        ],
+    )
+    metrics = {
+        "reward_mean_before": mean(scores[:: len(sets)]),
+        "reward_mean": mean(scores[1 :: len(sets)]),
+    }
+    oracle = oracle_scores(asked, [answer.text for answer in answers])
+    agreement = group_agreement(scores, oracle, group=len(sets))
+    return metrics if agreement is None else {**metrics, "reward_agreement": agreement}
 
 
 def _online(

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from llm_assets.errors import ModelError
 from llm_assets.stage_settings import LoraSettings
 from llm_assets.stages.adapters import quantization
+from llm_assets.stages.context import Metric
 from llm_assets.stages.encoding import Conversation, render
 from llm_assets.stages.training import check_model_folder, check_pair, refuse_pickles
 from llm_assets.village.oracle import score
@@ -140,16 +141,16 @@ class RewardFunction:
             log_metric("oracle_score", sum(known) / len(known))
             agreement = group_agreement(scores, oracle, group=self.group)
             if agreement is not None:
-                log_metric("oracle_agreement", agreement)
+                log_metric("oracle_agreement", agreement.value)
         return scores
 
 
 def group_agreement(
     scores: Sequence[float], oracle: Sequence[float | None], *, group: int
-) -> float | None:
+) -> Metric | None:
     """Share of the pairs within groups, among those that the oracle tells apart, which the scores
     order as it does; a tie of the scores counts half. None without such a pair."""
-    right = total = 0.0
+    right, total = 0.0, 0
     for start in range(0, len(scores), group):
         members = range(start, min(start + group, len(scores)))
         for first, second in itertools.combinations(members, 2):
@@ -159,4 +160,4 @@ def group_agreement(
             difference = (scores[first] - scores[second]) * (1 if a > b else -1)
             right += 1.0 if difference > 0 else 0.5 if difference == 0 else 0.0
             total += 1
-    return right / total if total else None
+    return Metric(value=right / total, n=total) if total else None

@@ -204,6 +204,7 @@ def test_online_refinement(shop: Shop, dpo: Run, reward: Run, method: str) -> No
     assert_sound(run, "policy")
     metrics = run.result.metrics
     assert {"reward_mean", "reward_mean_before", "win_rate", "kl_per_token"} <= set(metrics)
+    assert 0 <= metrics["reward_agreement"].value <= 1
     assert metrics["kl_per_token"].value > 0
     series = run.result.series
     assert {"kl", "reward", "oracle_score"} <= set(series)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llm_assets.stages.context import Metric
 from llm_assets.stages.encoding import Pair
 from llm_assets.stages.generation import Answer
 from llm_assets.stages.judging import (
@@ -151,7 +152,8 @@ def test_calibration_error() -> None:
 
 
 def test_agreement_within_groups() -> None:
-    assert group_agreement([1, 2, 9, 8], [0.1, 0.2, 0.3, 0.4], group=2) == 0.5
-    assert group_agreement([1, 1], [0.1, 0.2], group=2) == 0.5
+    half = Metric(value=0.5, n=2)
+    assert group_agreement([1, 2, 9, 8], [0.1, 0.2, 0.3, 0.4], group=2) == half
+    assert group_agreement([1, 1], [0.1, 0.2], group=2) == Metric(value=0.5, n=1)
     assert group_agreement([1, 2], [0.5, 0.5], group=2) is None
     assert group_agreement([1, 2], [None, 0.5], group=2) is None
