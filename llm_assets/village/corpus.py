@@ -112,7 +112,7 @@ class Writer:
 
     def _school_lines(self) -> list[str]:
         """Things said twice: reading a list and repeating it, saying a wish politely."""
-        if self.rng.random() < 0.6:
+        if self.rng.random() < 0.3:
             kind = self.rng.choice((words.TOOLS, self.world.names, NUMBERS, words.DAYS))
             said = ", ".join(self.rng.sample(kind, self.rng.randint(4, 6)))
             return [f"The teacher says: {said}.", f"The children repeat: {said}."]
@@ -142,7 +142,7 @@ class Writer:
         for _ in range(self.rng.randint(4, 5)):
             shift, i = self._days.draw()
             form = DAY_FORMS[shift]
-            text = self.rng.choice((form.answer, *form.statements))
+            text = self.rng.choice(form.statements)
             lines.append(text.format(d=words.DAYS[i], v=words.DAYS[(i + shift) % 7]))
         return lines
 
