@@ -124,6 +124,7 @@ class LocalLauncher(ConfigurableResource):
             "MALLOC_MMAP_THRESHOLD_": str(2**30),
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
+            "TQDM_DISABLE": "1",
         }
 
 
