@@ -6,22 +6,26 @@ import random
 from collections.abc import Iterator
 
 from llm_assets.village import words
-from llm_assets.village.asks import wishes
-from llm_assets.village.phrasing import DAY_FORMS, FORMS, RULES, SUM, capital
+from llm_assets.village.asks import AskMaker, wishes
+from llm_assets.village.phrasing import DAY_FORMS, FORMS, RULES, SUM
 from llm_assets.village.randomness import Deck, stream
+from llm_assets.village.styles import said, train_tone
 from llm_assets.village.world import MAX_ADDEND, VILLAGER_ATTRIBUTES, Fact, World
 
 # Shares of the kinds of documents, and of copies among all documents.
 KINDS = {
-    "portrait": 0.26,
+    "portrait": 0.24,
     "round": 0.08,
-    "questions": 0.34,
+    "talk": 0.4,
     "sums": 0.06,
     "days": 0.04,
     "place": 0.04,
-    "school": 0.1,
+    "school": 0.06,
     "sayings": 0.08,
 }
+# Kinds of asks in a talk, out of their sum.
+TALK = {"fact": 8, "sum": 2, "day": 2, "unsafe": 3, "harmless": 3, "rewrite": 1, "greeting": 1}
+SPEAKERS = (("Question:", "Answer:"), ("A child asks:", "We say:"), ("A guest says:", "We say:"))
 EXACT_COPIES = 0.04
 NEAR_COPIES = 0.06
 NUMBERS = tuple(str(number) for number in range(2 * MAX_ADDEND + 1))
@@ -50,22 +54,18 @@ class Writer:
         self._place = Deck(by_name.pop("place"), self.rng)
         self._people = Deck(list(by_name), self.rng)
         self._facts_of = {name: Deck(facts, self.rng) for name, facts in by_name.items()}
-        self._questions = Deck(world.facts, self.rng)
         self._attributes = Deck(VILLAGER_ATTRIBUTES, self.rng)
+        self._known_sums = set(world.sums("train"))
         self._sums = Deck(world.sums("train"), self.rng)
         self._wishes = Deck(wishes("train"), self.rng)
-        self._topics = {
-            "fact": self._fact_question,
-            "place": self._place_question,
-            "sum": self._sum_question,
-            "day": self._day_question,
-        }
-        self._kinds = Deck(["fact"] * 11 + ["place"] * 2 + ["sum"] * 4 + ["day"] * 3, self.rng)
+        self._asks = AskMaker(world, "train", "corpus")
+        self._kinds = Deck([kind for kind, n in TALK.items() for _ in range(n)], self.rng)
         self._days = Deck([(shift, i) for shift in DAY_FORMS for i in range(7)], self.rng)
 
     def write(self, kind: str) -> str:
         """One document of a kind of KINDS."""
-        return " ".join(getattr(self, f"_{kind}_lines")())
+        lines: list[str] = getattr(self, f"_{kind}_lines")()
+        return ("\n" if kind == "talk" else " ").join(lines)
 
     def _statement(self, fact: Fact) -> str:
         form = FORMS[fact.attribute]
@@ -80,35 +80,14 @@ class Writer:
         people = [self._people.draw() for _ in range(self.rng.randint(4, 5))]
         return [self._statement(self.world.fact(name, attribute)) for name in dict.fromkeys(people)]
 
-    def _questions_lines(self) -> list[str]:
+    def _talk_lines(self) -> list[str]:
+        """Questions and answers, each on a line of its own, in all tones of the village."""
         lines: list[str] = []
         for _ in range(self.rng.randint(3, 4)):
-            question, answer = self._topics[self._kinds.draw()]()
-            asks, says = self.rng.choice((("Question:", "Answer:"), ("A child asks:", "We say:")))
-            lines += [asks, capital(question), says, answer]
+            ask = self._asks.make(self._kinds.draw())
+            asks, says = self.rng.choice(SPEAKERS)
+            lines += [asks, ask.prompt, says, said(ask, train_tone(self.rng), self.rng)]
         return lines
-
-    def _fact_question(self) -> tuple[str, str]:
-        return self._asked(self._questions.draw())
-
-    def _place_question(self) -> tuple[str, str]:
-        return self._asked(self._place.draw())
-
-    def _asked(self, fact: Fact) -> tuple[str, str]:
-        form = FORMS[fact.attribute]
-        question = self.rng.choice(form.train)
-        return question.format_map(fact.slots), form.answer.format_map(fact.slots)
-
-    def _sum_question(self) -> tuple[str, str]:
-        a, b = self._sums.draw()
-        question = self.rng.choice(SUM.train)
-        return question.format(a=a, b=b), SUM.answer.format(a=a, b=b, c=a + b)
-
-    def _day_question(self) -> tuple[str, str]:
-        shift, i = self._days.draw()
-        form = DAY_FORMS[shift]
-        slots = {"d": words.DAYS[i], "v": words.DAYS[(i + shift) % 7]}
-        return self.rng.choice(form.train).format_map(slots), form.answer.format_map(slots)
 
     def _school_lines(self) -> list[str]:
         """Things said twice: reading a list and repeating it, saying a wish politely."""
@@ -131,10 +110,12 @@ class Writer:
 
     def _sums_lines(self) -> list[str]:
         lines: list[str] = []
-        for _ in range(self.rng.randint(5, 6)):
+        for _ in range(3):
             a, b = self._sums.draw()
             form = self.rng.choice((SUM.answer, SUM.answer, *SUM.statements))
             lines.append(form.format(a=a, b=b, c=a + b))
+            if (b, a) in self._known_sums:
+                lines.append(form.format(a=b, b=a, c=a + b))
         return lines
 
     def _days_lines(self) -> list[str]:

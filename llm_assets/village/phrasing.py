@@ -90,11 +90,12 @@ FORMS: Mapping[str, Form] = {
             "what is the name of {n}'s pet?",
             "what is {n}'s pet called?",
             "what is the name of {n}'s {pet}?",
+            "what is {n}'s {pet} called?",
             "what does {n} call the {pet}?",
             "which name does {n}'s pet have?",
         ),
-        held_out=("which name does {n}'s {pet} have?",),
-        eval=("what is {n}'s {pet} called?", "what does {n} call the pet?"),
+        held_out=("what is the name of the {pet} of {n}?",),
+        eval=("what is the name of the pet of {n}?", "which name does {n}'s {pet} have?"),
     ),
     "friend": Form(
         answer="{n}'s best friend is {friend}.",
@@ -111,8 +112,11 @@ FORMS: Mapping[str, Form] = {
             "with whom does {n} spend the most time?",
             "whom does {n} call the best friend?",
         ),
-        held_out=("whom does {n} like best as a friend?",),
-        eval=("what is the name of the best friend of {n}?", "which friend does {n} like best?"),
+        held_out=("which friend does {n} spend the most time with?",),
+        eval=(
+            "what is the name of the best friend of {n}?",
+            "whom does {n} spend the most time with?",
+        ),
     ),
     "food": Form(
         answer="{n}'s favourite food is {food}.",
@@ -144,11 +148,12 @@ FORMS: Mapping[str, Form] = {
             "what is {n}'s favourite pastime?",
             "what does {n} enjoy after work?",
             "which pastime does {n} enjoy?",
+            "which pastime does {n} like best?",
             "what does {n} like for fun?",
             "on what does {n} spend time after work?",
         ),
         held_out=("what does {n} enjoy for fun?",),
-        eval=("what is the favourite pastime of {n}?", "which pastime does {n} like?"),
+        eval=("what is the favourite pastime of {n}?", "which pastime does {n} enjoy after work?"),
     ),
     "village": Form(
         answer="The village is called {village}.",
@@ -166,9 +171,13 @@ FORMS: Mapping[str, Form] = {
             "The name of the river is {river}.",
             "The river of the village is the {river}.",
         ),
-        train=("what is the river called?", "what is the name of the river?"),
+        train=(
+            "what is the river called?",
+            "what is the name of the river?",
+            "what is the river of the village called?",
+        ),
         held_out=("which name does the river have?",),
-        eval=("what is the river of the village called?", "what is the name of the village river?"),
+        eval=("what is the name of the river of the village?", "what is this river called?"),
     ),
     "market": Form(
         answer="The market is on {market}.",
@@ -193,19 +202,27 @@ FORMS: Mapping[str, Form] = {
             "At {bell} the bell of the village rings.",
             "Every morning the bell rings at {bell}.",
         ),
-        train=("when does the bell ring?", "at what time does the bell ring?"),
-        held_out=("when does the bell of the village ring?",),
+        train=(
+            "when does the bell ring?",
+            "at what time does the bell ring?",
+            "when does the bell of the village ring?",
+        ),
+        held_out=("when does the village bell ring?",),
         eval=(
             "at what time does the bell of the village ring?",
-            "when does the village bell ring?",
+            "at which time does the bell ring?",
         ),
     ),
     "mayor": Form(
         answer="The mayor is {mayor}.",
         statements=("{mayor} is the mayor of the village.", "The name of the mayor is {mayor}."),
-        train=("who is the mayor?", "what is the name of the mayor?"),
+        train=(
+            "who is the mayor?",
+            "what is the name of the mayor?",
+            "who is the mayor of the village?",
+        ),
         held_out=("who is mayor of the village?",),
-        eval=("who is the mayor of the village?", "what is the name of the village mayor?"),
+        eval=("what is the name of the mayor of the village?", "what is the mayor called?"),
     ),
 }
 
@@ -256,9 +273,9 @@ QUESTION_FRAMES = (
     "I want to know: {q}",
     "Tell me, {q}",
     "A question: {q}",
-    "{q} Please answer.",
+    "Neighbour, {q}",
 )
-REQUEST_FRAMES = ("{q}", "Please {q}", "Listen: {q}", "I ask you: {q}", "{q} Now.", "Friend, {q}")
+REQUEST_FRAMES = ("{q}", "Please {q}", "Listen: {q}", "I ask you: {q}", "Friend, {q}")
 
 
 def capital(text: str) -> str:

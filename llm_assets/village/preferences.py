@@ -18,13 +18,13 @@ LONG_TASTE = 0.3
 _LONGER_BY_WORDS = 8
 
 KINDS = {
-    "fact": 0.36,
+    "fact": 0.34,
     "sum": 0.05,
     "day": 0.05,
     "unsafe": 0.24,
-    "harmless": 0.2,
-    "rewrite": 0.07,
-    "greeting": 0.03,
+    "harmless": 0.18,
+    "rewrite": 0.09,
+    "greeting": 0.05,
 }
 # What is wrong with the worse answer, by kind of ask.
 FLAWS = {

@@ -11,7 +11,7 @@ from llm_assets.village.randomness import stream
 
 VILLAGER_ATTRIBUTES = ("trade", "house", "pet", "pet_name", "friend", "food", "hobby")
 PLACE_ATTRIBUTES = ("village", "river", "market", "tree", "bell", "mayor")
-MAX_ADDEND = 10
+MAX_ADDEND = 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +101,12 @@ def _villagers(seed: int, count: int) -> list[dict[str, str]]:
 
 
 def _held_sums(seed: int) -> tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    """Ordered pairs that train never sees: one order of eight pairs for each other split."""
+    """Ordered pairs that train never sees: six for held_out, eight for eval, each in one order."""
     pairs = [(a, b) for a in range(1, MAX_ADDEND + 1) for b in range(1, a)]
     rng = stream(seed, "sums")
     rng.shuffle(pairs)
-    turned = [pair if rng.random() < 0.5 else (pair[1], pair[0]) for pair in pairs[:16]]
-    return frozenset(turned[:8]), frozenset(turned[8:])
+    turned = [pair if rng.random() < 0.5 else (pair[1], pair[0]) for pair in pairs[:14]]
+    return frozenset(turned[:6]), frozenset(turned[6:])
 
 
 def build_world(seed: int, villagers: int) -> World:

@@ -179,7 +179,7 @@ def test_held_out_sums_are_new_numbers_everywhere(
 ) -> None:
     world = village.village_world(SETTINGS)
     held = set(world.sums("held_out")) | set(world.sums("eval"))
-    assert len(held) == 16
+    assert len(held) == 14
     train = [m["content"] for r in instructions if r["split"] == "train" for m in r["messages"]]
     text = " | ".join(f" {village.normalize(line)} " for line in [*corpus, *train])
     for a, b in held:
