@@ -81,7 +81,7 @@ class DocumentStore:
             keys = [item.key for item in self.backend.items(folder)]
             # A commit that is published again (by its owner, or by who took the lease over) finds
             # itself: the same bytes are the same commit.
-            if any(self.backend.read(key) == content for key in keys):
+            if any(self._read_if_there(key) == content for key in keys):
                 return
             if self.backend.create(_numbered(folder, _highest(folder, keys) + 1), content):
                 return
@@ -90,7 +90,9 @@ class DocumentStore:
         """The records of an identity, oldest first."""
         found = []
         for item in self.backend.items(_record_folder(identity)):
-            record = unseal_record(self.backend.read(item.key), self._where(item.key))
+            if (content := self._read_if_there(item.key)) is None:
+                continue
+            record = unseal_record(content, self._where(item.key))
             if record.identity != identity:
                 raise DamagedError(f"{self._where(item.key)} is a record of {record.identity}")
             found.append(record)
@@ -104,11 +106,15 @@ class DocumentStore:
     def record_items(self) -> Iterator[tuple[str, Record]]:
         """Every record with its key, in key order."""
         for item in self.backend.items("records"):
-            try:
-                content = self.backend.read(item.key)
-            except NotFoundError:
-                continue
-            yield item.key, unseal_record(content, self._where(item.key))
+            if (content := self._read_if_there(item.key)) is not None:
+                yield item.key, unseal_record(content, self._where(item.key))
+
+    def _read_if_there(self, key: str) -> bytes | None:
+        """A listed document; None when it expired since it was listed."""
+        try:
+            return self.backend.read(key)
+        except NotFoundError:
+            return None
 
     # Refs
 

@@ -8,13 +8,14 @@ holder's heartbeat is the time of `<number>.beat`.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llm_assets.errors import ConflictError, DamagedError, RefusedError, message
+from llm_assets.errors import ConflictError, DamagedError, NotFoundError, RefusedError, message
 from llm_assets.store.backend import Backend
 from llm_assets.store.canonical import seal, unseal
 from llm_assets.store.names import decode_name, encode_name
@@ -145,6 +146,12 @@ class LeaseBook:
 
     def top(self, name: str) -> LeaseState | None:
         """The document that counts; None when the lease was never taken."""
+        while True:
+            # What a listing shows may be pruned before it is read: then a later one counts.
+            with contextlib.suppress(NotFoundError):
+                return self._top(name)
+
+    def _top(self, name: str) -> LeaseState | None:
         folder = f"{FOLDER}/{encode_name(name, 'lease')}"
         items = {
             item.key: item for item in self._backend.items(folder) if _number(folder, item.key)
@@ -174,12 +181,13 @@ class LeaseBook:
         }
         key = _key(before.name, number)
         content = seal(body, f"lease {before.name}")
+        if self._backend.create(key, content, durable=state == "commit"):
+            return _state(body, 0.0)
         # A create whose answer was lost is repeated, and then finds its own document.
-        if not self._backend.create(key, content, durable=state == "commit") and (
-            self._backend.read(key) != content
-        ):
-            return None
-        return _state(body, 0.0)
+        with contextlib.suppress(NotFoundError):
+            if self._backend.read(key) == content:
+                return _state(body, 0.0)
+        return None
 
     def beat(self, name: str, number: int) -> None:
         """Write the heartbeat of a number."""
