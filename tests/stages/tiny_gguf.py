@@ -19,7 +19,14 @@ def write_gguf(path: Path, *, chat_template: str | None = TEMPLATE) -> Path:
     """Byte-level BPE with two merges; 32 wide, 2 heads; weights from a fixed seed."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet()), "th", "the"]
+    tokens = [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        *sorted(ByteLevel.alphabet()),
+        "th",
+        "the",
+    ]
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
