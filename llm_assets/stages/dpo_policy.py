@@ -25,7 +25,7 @@ from llm_assets.stages.encoding import Pair, count_metrics, count_rows, read_pai
 from llm_assets.stages.generation import preference_margins, to_device
 from llm_assets.stages.judging import mean, preference_questions
 from llm_assets.stages.measuring import measure_policy
-from llm_assets.stages.quiet import quiet_libraries
+from llm_assets.stages.quiet import quiet_libraries, release_memory
 from llm_assets.stages.training import (
     TrainingLog,
     load_model,
@@ -50,6 +50,7 @@ def run(context: StageContext) -> StageResult:
     pairs, counts = read_pairs(context, tokenizer)
     context.progress.say(f"DPO on {len(pairs['train'])} pairs, beta {settings.beta:g}")
     log = _train(context, tokenizer, pairs["train"])
+    release_memory()
     # Both read back from disk: what is measured is what is stored, and neither runs in the
     # trainer's autocast.
     policy, reference = to_device(load_model(context.out)), to_device(load_model(source))

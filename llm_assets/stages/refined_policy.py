@@ -37,7 +37,7 @@ from llm_assets.stages.fine_tuning import fine_tune
 from llm_assets.stages.generation import Answer, to_device
 from llm_assets.stages.judging import Question, mean, oracle_scores, preference_questions
 from llm_assets.stages.measuring import measure_policy, measure_step
-from llm_assets.stages.quiet import quiet_libraries
+from llm_assets.stages.quiet import quiet_libraries, release_memory
 from llm_assets.stages.rewards import (
     RewardFunction,
     conversation_rewards,
@@ -83,6 +83,7 @@ def run(context: StageContext) -> StageResult:
         trained = _constitutional(context, tokenizer, judge, judge_tokenizer, train)
     else:
         trained = _online(context, tokenizer, judge, judge_tokenizer, train)
+    release_memory()
     return _measure(context, trained, tokenizer, judge, judge_tokenizer, held_out, counts)
 
 

@@ -20,7 +20,7 @@ from llm_assets.stages.context import Metric, StageContext, StageResult
 from llm_assets.stages.encoding import Pair, count_metrics, count_rows, read_pairs
 from llm_assets.stages.generation import to_device
 from llm_assets.stages.judging import NUM_SAMPLES, mean
-from llm_assets.stages.quiet import quiet_libraries
+from llm_assets.stages.quiet import quiet_libraries, release_memory
 from llm_assets.stages.rewards import load_reward_model, new_reward_model, rewards
 from llm_assets.stages.training import (
     TrainingLog,
@@ -48,6 +48,7 @@ def run(context: StageContext) -> StageResult:
 
     context.progress.say(f"training the reward model on {len(pairs['train'])} pairs")
     log = _train(context, tokenizer, pairs["train"])
+    release_memory()
     context.progress.say("measuring on held-out pairs")
     scorer = to_device(load_reward_model(context.out))
     held_out = pairs["held_out"]

@@ -39,7 +39,7 @@ from llm_assets.stages.judging import (
     instruction_questions,
     sample_rows,
 )
-from llm_assets.stages.quiet import quiet_libraries
+from llm_assets.stages.quiet import quiet_libraries, release_memory
 from llm_assets.stages.training import (
     TrainingLog,
     load_model,
@@ -80,6 +80,7 @@ def run(context: StageContext) -> StageResult:
     context.progress.say(f"fine-tuning on {len(rows.train)} conversations")
     log = _train(context, model, tokenizer, rows.train)
     del model
+    release_memory()
     return _measure(context, log, rows, list(zip(shown, before, strict=True)))
 
 
