@@ -23,22 +23,28 @@ from llm_assets.store.leases import HeldLease
 from llm_assets.store.local_space import LocalGarbage, LocalSpace
 from llm_assets.store.retention import Catalog, Retention, keep, live_identities, named_metrics
 from llm_assets.store.s3 import S3Store
-from llm_assets.store.sweep import FOLDER, LEASE, TTL_S, announce
+from llm_assets.store.sweep import FOLDER, LEASE, TTL_S, WAITED, announce
 
 GRACE_S = 24 * 3600.0
 """Artifacts and blobs younger than this stay: between put and record nothing reaches them."""
 
+LOCAL_GRACE_S = 3600.0
+"""Linked folders and cached files that were used within this time stay: a reader has no claim."""
+
 _RENEW_S = TTL_S / 6
+_TRIES = 50
 
 AnyStore = DirectoryStore | S3Store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a collection keeps. `also`: artifacts named by the caller."""
+    """What a collection keeps. `also`: artifacts named by the caller. `grace_s` is for objects,
+    `local_grace_s`, if it is longer, for what is on this machine only."""
 
     retention: Retention = field(default_factory=Retention)
     grace_s: float = GRACE_S
+    local_grace_s: float = LOCAL_GRACE_S
     also: tuple[ArtifactHash, ...] = ()
 
 
@@ -132,7 +138,7 @@ def make_plan(store: AnyStore, settings: Settings) -> Plan:
             blobs=needed,
             live=live_identities(store),
             committed={record.identity for _, record in catalog.records},
-            grace_s=settings.grace_s,
+            grace_s=max(settings.grace_s, settings.local_grace_s),
         ),
     )
 
@@ -142,18 +148,7 @@ def collect(store: AnyStore, settings: Settings, planned: Plan | None = None) ->
 
     Safe beside running writers, readers and other collectors: ConflictError when another one runs.
     """
-    lease = store.leases.acquire(
-        LEASE, owner=f"gc on {socket.gethostname()}, process {os.getpid()}", ttl_s=TTL_S
-    )
-    if lease is None:
-        raise ConflictError(
-            message(
-                where=store.url,
-                found=f"garbage collection runs already: {store.lease_owner(LEASE)}",
-                rule="one collection at a time",
-                remedy=f"wait for it; one that died is over after {TTL_S:g} s",
-            )
-        )
+    lease = _acquire(store)
     mark = ""
     try:
         first = planned or make_plan(store, settings)
@@ -169,6 +164,27 @@ def collect(store: AnyStore, settings: Settings, planned: Plan | None = None) ->
         if mark:
             store.backend.delete(mark)
         lease.release()
+
+
+def _acquire(store: AnyStore) -> HeldLease:
+    owner = f"gc on {socket.gethostname()}, process {os.getpid()}"
+    for _ in range(_TRIES):
+        lease = store.leases.acquire(LEASE, owner=owner, ttl_s=TTL_S)
+        if lease is not None:
+            return lease
+        holder = store.lease_owner(LEASE)
+        if holder not in (None, WAITED):
+            break
+        # A writer holds it for a moment, to end a collection that died.
+        time.sleep(0.1)
+    raise ConflictError(
+        message(
+            where=store.url,
+            found=f"garbage collection runs already: {holder}",
+            rule="one collection at a time",
+            remedy=f"wait for it; one that died is over after {TTL_S:g} s",
+        )
+    )
 
 
 class _Sweep:

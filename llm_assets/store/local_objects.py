@@ -184,7 +184,7 @@ class LocalObjects:
         session = self.sessions.current()
         fresh = session.temporary("checkout")
         with disk_errors(folder, 0):
-            self._link(fresh, tree)
+            self._link(fresh, artifact, tree)
             folder.parent.mkdir(parents=True, exist_ok=True)
             for _ in range(10):
                 try:
@@ -226,13 +226,15 @@ class LocalObjects:
     def _checkout_note(self, artifact: ArtifactHash) -> Path:
         return self.root / "cache" / "checkouts" / artifact
 
-    def _link(self, folder: Path, tree: Tree) -> None:
+    def _link(self, folder: Path, artifact: ArtifactHash, tree: Tree) -> None:
         folder.mkdir()
         for entry in tree.files:
             target = folder / entry.path
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(self.blob_path(entry.blob), target)
+            except FileNotFoundError:
+                raise blob_damaged(artifact, entry, "missing") from None
             except OSError as error:
                 if error.errno not in (errno.EMLINK, errno.EPERM, errno.EXDEV):
                     raise

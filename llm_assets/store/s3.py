@@ -176,7 +176,12 @@ class S3Store(DocumentStore):
             download(self.s3, self.local, tree.files)
         except DamagedError as error:
             raise DamagedError(f"artifact {artifact[:12]}: {error}") from error
-        return self.local.checkout(artifact, tree)
+        try:
+            return self.local.checkout(artifact, tree)
+        except DamagedError:
+            # The cache lost a blob meanwhile: to a collection on this machine, or to a person.
+            download(self.s3, self.local, tree.files)
+            return self.local.checkout(artifact, tree)
 
     def verify(self, artifact: ArtifactHash, *, deep: bool = False) -> list[Damage]:
         """Ask the server for the checksums that it keeps; `deep` downloads and hashes."""

@@ -21,6 +21,7 @@ FOLDER = "gc"
 LEASE = "store/gc"
 TTL_S = 60.0
 WAIT_S = 300.0
+WAITED = "a writer that waited for a collection that died"
 
 
 @contextlib.contextmanager
@@ -79,7 +80,11 @@ def end_abandoned(backend: Backend, mark: str) -> bool:
     The collector's lease is taken for that, so that one that only slept deletes nothing more.
     """
     book = LeaseBook(backend, lambda record: None)
-    lease = book.acquire(LEASE, owner="a writer that waited", ttl_s=TTL_S)
+    top = book.top(LEASE)
+    if top is not None and top.state == "free":
+        # It ended while this looked: the mark went before the lease was given up.
+        return True
+    lease = book.acquire(LEASE, owner=WAITED, ttl_s=TTL_S)
     if lease is None:
         return False
     backend.delete(mark)

@@ -19,7 +19,7 @@ from tests.store.conformance import contents
 from tests.store.samples import folder_of, identity_of, put, record_of
 from tests.store.worlds import DirectoryWorld, S3World, World
 
-NOW = Settings(grace_s=0)
+NOW = Settings(grace_s=0, local_grace_s=0)
 RANDOM_KILLS = 200
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,18 @@ from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.document_store import blob_key, tree_key
 from llm_assets.store.gc import Settings, collect, make_plan
 from llm_assets.store.retention import BestBy, Retention
-from llm_assets.store.sweep import FOLDER, LEASE, announce, relying_on
+from llm_assets.store.sweep import FOLDER, LEASE, WAITED, announce, relying_on
 from tests.store.conformance import contents
 from tests.store.samples import folder_of, identity_of, put, record_of
 from tests.store.worlds import DirectoryWorld, S3World, World, blob_of, flip
 
-NOW = Settings(grace_s=0)
+NOW = Settings(grace_s=0, local_grace_s=0)
 """Collects at once, also what is young."""
 
 
 def policy(**rules: Any) -> Settings:
     """Retention rules without a grace time."""
-    return Settings(retention=Retention(**rules), grace_s=0)
+    return Settings(retention=Retention(**rules), grace_s=0, local_grace_s=0)
 
 
 def left(world: World) -> set[str]:
@@ -83,7 +84,7 @@ def test_putting_again_makes_it_young(
 ) -> None:
     time.sleep(world.dead_s + 2)
     assert put(world.open(), source, number=4) == several[4]
-    collect(world.open(), Settings(grace_s=2.4))
+    collect(world.open(), Settings(grace_s=max(1.5, world.dead_s - 0.2)))
     assert left(world) == {several[4]}
 
 
@@ -315,6 +316,25 @@ def test_checkouts_go_with_their_artifact(directory_world: DirectoryWorld, sourc
     collect(store, NOW)
     assert [folder.exists() for folder in folders] == [True, False]
     assert contents(store.fetch(keep)) == contents(source)
+
+
+def test_what_is_read_stays_for_a_while(world: World, source: Path) -> None:
+    store = world.open()
+    folder = store.fetch(put(store, folder_of(source)))
+    collect(store, Settings(grace_s=0))
+    assert left(world) == set()
+    assert contents(folder) == contents(source)
+
+
+def test_a_writer_that_ends_a_dead_sweep_is_no_collection(
+    world: World, several: list[ArtifactHash]
+) -> None:
+    """It holds the lease for a moment, and a collection that begins then waits."""
+    store = world.open()
+    lease = store.leases.acquire(LEASE, owner=WAITED, ttl_s=60)
+    threading.Timer(0.3, lease.release).start()
+    collect(world.open(), NOW)
+    assert left(world) == set()
 
 
 def test_the_cache_goes_with_the_artifact(s3_world: S3World, source: Path) -> None:
