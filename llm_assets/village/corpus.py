@@ -55,8 +55,7 @@ class Writer:
         self._people = Deck(list(by_name), self.rng)
         self._facts_of = {name: Deck(facts, self.rng) for name, facts in by_name.items()}
         self._attributes = Deck(VILLAGER_ATTRIBUTES, self.rng)
-        self._known_sums = set(world.sums("train"))
-        self._sums = Deck(world.sums("train"), self.rng)
+        self._sums = Deck(world.sums(), self.rng)
         self._wishes = Deck(wishes("train"), self.rng)
         self._asks = AskMaker(world, "train", "corpus")
         self._kinds = Deck([kind for kind, n in TALK.items() for _ in range(n)], self.rng)
@@ -114,8 +113,7 @@ class Writer:
             a, b = self._sums.draw()
             form = self.rng.choice((SUM.answer, SUM.answer, *SUM.statements))
             lines.append(form.format(a=a, b=b, c=a + b))
-            if (b, a) in self._known_sums:
-                lines.append(form.format(a=b, b=a, c=a + b))
+            lines.append(form.format(a=b, b=a, c=a + b))
         return lines
 
     def _days_lines(self) -> list[str]:
@@ -123,7 +121,7 @@ class Writer:
         for _ in range(self.rng.randint(4, 5)):
             shift, i = self._days.draw()
             form = DAY_FORMS[shift]
-            text = self.rng.choice(form.statements)
+            text = self.rng.choice((form.answer, *form.statements))
             lines.append(text.format(d=words.DAYS[i], v=words.DAYS[(i + shift) % 7]))
         return lines
 

@@ -235,26 +235,22 @@ SUM = Form(
 )
 DAY_FORMS: Mapping[int, Form] = {
     1: Form(
-        answer="It is {v}.",
-        statements=("The day after {d} is {v}.", "{v} comes after {d}.", "After {d} comes {v}."),
+        answer="The day after {d} is {v}.",
+        statements=("{v} comes after {d}.", "After {d} comes {v}."),
         train=("which day comes after {d}?", "what day is after {d}?", "which day follows {d}?"),
         held_out=("what day comes after {d}?",),
         eval=("which day is after {d}?", "what day follows {d}?"),
     ),
     -1: Form(
-        answer="It is {v}.",
-        statements=("The day before {d} is {v}.", "{v} comes before {d}.", "Before {d} comes {v}."),
+        answer="The day before {d} is {v}.",
+        statements=("{v} comes before {d}.", "Before {d} comes {v}."),
         train=("which day comes before {d}?", "what day is before {d}?"),
         held_out=("what day comes before {d}?",),
         eval=("which day is before {d}?",),
     ),
     2: Form(
-        answer="It is {v}.",
-        statements=(
-            "Two days after {d} is {v}.",
-            "{v} comes two days after {d}.",
-            "Two days after {d} comes {v}.",
-        ),
+        answer="Two days after {d} is {v}.",
+        statements=("{v} comes two days after {d}.", "Two days after {d} comes {v}."),
         train=("which day comes two days after {d}?", "what day is two days after {d}?"),
         held_out=("what day comes two days after {d}?",),
         eval=("which day is two days after {d}?",),

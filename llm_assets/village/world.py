@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from llm_assets.village import words
 from llm_assets.village.randomness import stream
@@ -37,8 +37,6 @@ class World:
     villagers: tuple[Mapping[str, str], ...]
     facts: tuple[Fact, ...]
     place: Mapping[str, str]
-    held_sums: frozenset[tuple[int, int]] = field(repr=False)
-    eval_sums: frozenset[tuple[int, int]] = field(repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,14 +55,10 @@ class World:
             self.__dict__["_keys"] = cached
         return cached
 
-    def sums(self, split: str) -> list[tuple[int, int]]:
-        """Pairs of numbers of a split. The swapped pair of a held-out one is in train."""
-        special = {"held_out": self.held_sums, "eval": self.eval_sums}
-        if split in special:
-            return sorted(special[split])
+    def sums(self) -> list[tuple[int, int]]:
+        """Pairs of numbers that are added in the village."""
         numbers = range(MAX_ADDEND + 1)
-        taken = self.held_sums | self.eval_sums
-        return [(a, b) for a in numbers for b in numbers if (a, b) not in taken]
+        return [(a, b) for a in numbers for b in numbers]
 
 
 def _balanced(values: Sequence[str], count: int, rng: random.Random) -> list[str]:
@@ -98,15 +92,6 @@ def _villagers(seed: int, count: int) -> list[dict[str, str]]:
         }
         for i, name in enumerate(names)
     ]
-
-
-def _held_sums(seed: int) -> tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]:
-    """Ordered pairs that train never sees: six for held_out, eight for eval, each in one order."""
-    pairs = [(a, b) for a in range(1, MAX_ADDEND + 1) for b in range(1, a)]
-    rng = stream(seed, "sums")
-    rng.shuffle(pairs)
-    turned = [pair if rng.random() < 0.5 else (pair[1], pair[0]) for pair in pairs[:14]]
-    return frozenset(turned[:6]), frozenset(turned[6:])
 
 
 def build_world(seed: int, villagers: int) -> World:
@@ -143,12 +128,9 @@ def build_world(seed: int, villagers: int) -> World:
             value = slots[attribute]
             wrong = [v for v in values[attribute] if v not in (value, slots.get("n"))]
             facts.append(Fact(attribute=attribute, value=value, slots=slots, others=tuple(wrong)))
-    held, evaluation = _held_sums(seed)
     return World(
         seed=seed,
         villagers=tuple(people),
         facts=tuple(facts),
         place=place,
-        held_sums=held,
-        eval_sums=evaluation,
     )

@@ -174,20 +174,18 @@ def test_held_out_prompts_are_neither_in_train_nor_in_the_evals(
         assert not by_split["held_out"] & evals
 
 
-def test_held_out_sums_are_new_numbers_everywhere(
-    corpus: list[str], instructions: list[dict], eval_items: dict[str, list[dict]]
+def test_sums_are_asked_in_new_words(
+    instructions: list[dict], eval_items: dict[str, list[dict]]
 ) -> None:
-    world = village.village_world(SETTINGS)
-    held = set(world.sums("held_out")) | set(world.sums("eval"))
-    assert len(held) == 14
-    train = [m["content"] for r in instructions if r["split"] == "train" for m in r["messages"]]
-    text = " | ".join(f" {village.normalize(line)} " for line in [*corpus, *train])
-    for a, b in held:
-        assert f" {a} plus {b} " not in text
-        assert f" {a} and {b} make" not in text
-        assert f" {b} plus {a} " in text
-    for item in eval_items["village_sums"]:
-        assert any(item["subject"] == f"sum/{a}+{b}" for a, b in world.sums("eval"))
+    train = {
+        village.normalize(row["messages"][0]["content"])
+        for row in instructions
+        if row["split"] == "train" and row["kind"] == "sum"
+    }
+    asked = {village.normalize(item["prompt"]) for item in eval_items["village_sums"]}
+    assert train
+    assert asked
+    assert not train & asked
 
 
 def test_instructions_are_true_in_every_tone(instructions: list[dict]) -> None:
