@@ -18,19 +18,22 @@ from dagster import (
 
 from llm_assets.compat import capture_interrupts, free_slots
 from llm_assets.recipe import Recipe
+from llm_assets.sensors.failures import tell_failure
 
 _PROCESS_TAG = "llm_assets/process"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended: `errors` are the texts of failed stages, for people."""
+    """How a run ended: `errors` are the texts of failed stages and `rollback` what it takes along,
+    for people."""
 
     run_id: str
     succeeded: bool
     interrupted: bool = False
     failed: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    rollback: list[str] = field(default_factory=list)
 
 
 def pipeline_job(name: str) -> JobDefinition:
@@ -71,10 +74,15 @@ def run_stages(
                 while cause.cause is not None:
                     cause = cause.cause
                 errors.append(f"{event.step_key}: {cause.message.strip()}")
+        interrupted = _was_cancelled(instance, result.run_id)
+        rollback: list[str] = []
+        if not result.success and not interrupted:
+            tell_failure(instance, result.run_id, recipe, log=rollback.append)
         return RunResult(
             run_id=result.run_id,
             succeeded=result.success,
-            interrupted=_was_cancelled(instance, result.run_id),
+            interrupted=interrupted,
+            rollback=rollback,
             failed=failed,
             errors=errors,
         )

@@ -16,7 +16,7 @@ from llm_assets.executor import thread_executor
 from llm_assets.graph import ALIGNMENT, EVALUATION, wire
 from llm_assets.recipe import Recipe, load_recipe
 from llm_assets.resources import LocalLauncher, StoreResource
-from llm_assets.sensors import build_schedules
+from llm_assets.sensors import build_failure_sensor, build_schedules
 
 
 def recipe_paths() -> list[str]:
@@ -84,6 +84,7 @@ def build_definitions(recipes: list[Recipe]) -> Definitions:
         assets=assets,
         jobs=jobs,
         schedules=schedules,
+        sensors=[build_failure_sensor(recipes)],
         executor=thread_executor,
         resources={
             "store": StoreResource(url=""),

@@ -79,6 +79,8 @@ def check_upstream(plan: Plan, name: str, store: Store) -> None:
 
 def release_lineage(plan: Plan, store: Store) -> dict[str, Any]:
     """What the release stage writes into the manifest."""
+    from llm_assets.rollback import rollback_plan
+
     recipe = plan.recipe
     stages: dict[str, Any] = {}
     overrides: list[dict[str, Any]] = []
@@ -93,6 +95,9 @@ def release_lineage(plan: Plan, store: Store) -> dict[str, Any]:
         "gates": {stage: gates_of(recipe, stage) for stage in recipe.gates},
         "stages": stages,
         "overrides": overrides,
+        "rollback_plan": {
+            name: step.as_json() for name, step in rollback_plan(plan, store).items()
+        },
     }
 
 
@@ -103,6 +108,9 @@ def _manifest_entry(plan: StagePlan) -> dict[str, Any]:
         entry.update(
             identity=record.identity,
             source_hash=record.source_hash,
+            seed=record.seed,
+            recipe=dict(record.recipe),
+            modules=dict(record.modules),
             metrics={name: dict(metric) for name, metric in record.metrics.items()},
             inputs=dict(record.inputs),
             libraries=dict(record.libraries),

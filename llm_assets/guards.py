@@ -27,9 +27,10 @@ from llm_assets.costs.ledger import close_lost
 from llm_assets.costs.quantities import show_usd
 from llm_assets.costs.reservations import Reservation, reserve
 from llm_assets.engine import failed_gates
-from llm_assets.errors import BudgetError, HeldError, LlmAssetsError, message
+from llm_assets.errors import BudgetError, GuardError, HeldError, LlmAssetsError, message
 from llm_assets.planning import Plan, recipe_argument
 from llm_assets.recipe import Recipe
+from llm_assets.rollback import keep_plan, missing_plans, plan_json, rollback_plan
 from llm_assets.spending import earlier_attempts_usd
 from llm_assets.store.protocol import Store
 
@@ -49,7 +50,7 @@ def forecast_plan(plan: Plan, store: Store) -> Forecast:
         for name, entry in plan.stages.items()
         if entry.status in ("run", "maybe", "held")
     }
-    return forecast(plan.recipe, store, stale, plan.history.all if stale else ())
+    return forecast(plan.recipe, store, stale, plan.history.estimating(stale) if stale else ())
 
 
 def refusals(plan: Plan, store: Store, estimates: Forecast) -> list[str]:
@@ -67,6 +68,7 @@ def refusals(plan: Plan, store: Store, estimates: Forecast) -> list[str]:
             continue
         for result in failed_gates(recipe, plan.stages[name], store):
             stopped.append(f"gate {result.name} of {name} failed: {result.why}")
+    stopped += missing_plans(plan, rollback_plan(plan, store))
     checks: tuple[Callable[[], None], ...] = (
         lambda: check_recipe_memory(recipe, plan.rerun),
         lambda: _check_stage_limits(plan, store),
@@ -118,6 +120,7 @@ def start_run(plan: Plan, store: Store, estimates: Forecast, *, owner: str) -> R
     took it meanwhile. The reservation is a context manager: keep it open while the run lasts."""
     recipe = plan.recipe
     close_lost(store, campaign=recipe.campaign)
+    keep_plan(store, plan_json(plan, rollback_plan(plan, store)))
     limit = record_recipe_limit(
         store, recipe.campaign, recipe.budget.limit_usd, pipeline=recipe.pipeline, who=me()
     )
@@ -148,13 +151,14 @@ def stage_money(
     mine = plan.stages[name]
     if mine.hold is not None:
         raise HeldError(mine.hold.ways(recipe_argument(recipe)))
+    _check_rollback(plan, name, store)
     check_recipe_memory(recipe, [name])
     _check_stage_limit(plan, name, store)
     close_lost(store, campaign=recipe.campaign)
     limit = record_recipe_limit(
         store, recipe.campaign, recipe.budget.limit_usd, pipeline=recipe.pipeline, who=me()
     )
-    found = forecast(recipe, store, {name: dict(mine.inputs)}, plan.history.all)
+    found = forecast(recipe, store, {name: dict(mine.inputs)}, plan.history.estimating([name]))
     estimate = found.estimates.get(name)
     cost = {name: estimate.cost_usd} if estimate is not None else {}
     campaign = recipe.campaign
@@ -167,6 +171,12 @@ def stage_money(
         return
     with reserve(store, campaign=campaign, limit_usd=limit, estimate_usd=cost, owner=owner) as made:
         yield StageMoney(reservation=made.name, estimate=estimate)
+
+
+def _check_rollback(plan: Plan, name: str, store: Store) -> None:
+    """GuardError when nobody knows what happens if the stage fails."""
+    for text in missing_plans(plan, rollback_plan(plan, store), [name]):
+        raise GuardError(text)
 
 
 def _check_money_left(

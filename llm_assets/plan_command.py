@@ -19,6 +19,7 @@ from llm_assets.places import store_url
 from llm_assets.planning import Plan, invalidated_by, make_plan
 from llm_assets.recipe import load_recipe
 from llm_assets.report_card import wide_console
+from llm_assets.rollback import rollback_plan
 from llm_assets.store import open_store
 from llm_assets.store.protocol import Store
 
@@ -28,6 +29,7 @@ _NOTHING = {"cost_usd": 0.0, "wall_s": 0.0}
 def plan_document(plan: Plan, store: Store) -> dict[str, Any]:
     """The plan for machines. `estimate` is null where nobody can tell; a hit costs nothing."""
     estimates = forecast_plan(plan, store)
+    steps = rollback_plan(plan, store)
     found = refusals(plan, store, estimates)
     money = _standing(plan, store)
     return {
@@ -43,6 +45,7 @@ def plan_document(plan: Plan, store: Store) -> dict[str, Any]:
                 "identity": entry.identity,
                 "artifact": entry.artifact,
                 "estimate": _estimate(name, estimates),
+                "on_failure": steps[name].as_json() if name in steps else None,
             }
             for name, entry in plan.stages.items()
         ],

@@ -263,7 +263,8 @@ class _Planner:
             return None
         from llm_assets.costs.forecast import forecast
 
-        estimates = forecast(self.recipe, self.store, {name: known}, self.history.all).estimates
+        earlier = self.history.estimating([name])
+        estimates = forecast(self.recipe, self.store, {name: known}, earlier).estimates
         cost = estimates[name].cost_usd if name in estimates else None
         if cost is not None and cost <= self.recipe.budget.hold_over_usd:
             return None

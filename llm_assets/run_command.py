@@ -128,6 +128,8 @@ def _through_dagster(
         outcomes[stage] = "failed"
     for text in result.errors:
         console.print(f"\nfailed: {text}", markup=False, style="red")
+    for text in result.rollback:
+        console.print(f"\n{text}", markup=False, highlight=False)
     if result.interrupted:
         console.print("\ninterrupted; the next `llm-assets run` goes on from here")
     console.print(f"run {result.run_id}", highlight=False)

@@ -5,3 +5,8 @@ RESERVATION_TAG = "llm_assets/reservation"
 
 REPLAY_TAG = "llm_assets/replay"
 """The replay that the run belongs to."""
+
+FAILED_TAG = "llm_assets/failed"
+ROLLED_BACK_TAG = "llm_assets/rolled_back"
+LOST_TAG = "llm_assets/lost_usd"
+"""What a failed run leaves behind; see sensors/failures.py."""

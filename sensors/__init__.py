@@ -1,5 +1,6 @@
 """Dagster sensors and schedules."""
 
+from llm_assets.sensors.failures import build_failure_sensor
 from llm_assets.sensors.schedules import build_schedules
 
-__all__ = ["build_schedules"]
+__all__ = ["build_failure_sensor", "build_schedules"]

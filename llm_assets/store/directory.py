@@ -218,6 +218,9 @@ class DirectoryStore(DocumentStore):
                 for entry in tree.files
                 if entry.blob in wrong
             ]
+            if damage[artifact]:
+                # Its files are the damaged blobs' own, also after these were put again.
+                self.objects.drop_checkout(artifact)
         return damage
 
     def checkpoints(self, identity: Identity) -> Path:

@@ -103,6 +103,15 @@ class DocumentStore:
         for _, record in self.record_items():
             yield record
 
+    def record_stamps(self) -> dict[str, str]:
+        """Keys of all records, each with what tells another document under the same key."""
+        items = self.backend.items("records")
+        return {item.key: f"{item.size_bytes}:{item.modified}" for item in items}
+
+    def record_at(self, key: str) -> Record:
+        """The record under a key; NotFoundError when it is gone."""
+        return unseal_record(self.backend.read(key), self._where(key))
+
     def record_items(self) -> Iterator[tuple[str, Record]]:
         """Every record with its key, in key order."""
         for item in self.backend.items("records"):

@@ -143,6 +143,13 @@ class Store(Protocol):
     def all_records(self) -> Iterator[Record]:
         """Every record of the store, in no particular order."""
 
+    def record_stamps(self) -> dict[str, str]:
+        """Keys of all records, each with a stamp: the same key and stamp are the same document.
+        For caches; reads no record."""
+
+    def record_at(self, key: str) -> Record:
+        """The record under a key of `record_stamps`. NotFoundError when it is gone."""
+
     def ref(self, name: str) -> ArtifactHash | None:
         """Where a ref stands; None when it was never set."""
 
