@@ -15,6 +15,12 @@ from llm_assets.errors import LlmAssetsError, UserError
 _COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "run": ("llm_assets.run_command", "run", "Materialize what is stale, through Dagster."),
     "plan": ("llm_assets.plan_command", "plan", "What would run, why, and what it would cost."),
+    "rollback-plan": (
+        "llm_assets.rollback_command",
+        "rollback",
+        "What happens when a stage fails.",
+    ),
+    "approve": ("llm_assets.approve_command", "approve", "Let a held stage run, once."),
     "report": ("llm_assets.report_command", "report", "The report card of a recipe."),
     "chat": ("llm_assets.chat_command", "chat", "Talk to the served model."),
     "check-data": ("llm_assets.reading.commands", "check_data", "Read data files as a run would."),
