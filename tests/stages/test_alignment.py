@@ -39,7 +39,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 @pytest.fixture(scope="module")
 def sft(shop: Shop) -> Run:
-    config = SftSettings(learning_rate=5e-3, eval_prompts=30, **STEPS)
+    # Enough steps that its answers end.
+    config = SftSettings(learning_rate=1e-2, eval_prompts=30, **{**STEPS, "max_steps": 40})
     return shop.run(
         "sft_checkpoint", config, midtrained_checkpoint="base", instructions="instructions"
     )
