@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_assets.caching import cached_json
 from llm_assets.errors import ModelError
 from llm_assets.stage_settings import ModelSettings
 
@@ -165,18 +166,34 @@ def from_folder(folder: Path) -> Architecture:
 
 
 def gguf_parameters(path: Path) -> int:
-    """The number of weights in a GGUF file, from its header; nothing is dequantized."""
+    """The number of weights in a GGUF file, from its header; nothing is dequantized.
+
+    Remembered by place, size and time: reading a header with a large vocabulary takes seconds.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise _no_gguf(path, error) from error
+    key = ["gguf-parameters-1", str(path.resolve()), status.st_size, status.st_mtime_ns]
+    return int(cached_json(json.dumps(key), lambda: _read_gguf(path)))
+
+
+def _no_gguf(path: Path, error: Exception) -> ModelError:
+    return ModelError(
+        where=str(path),
+        found=str(error),
+        rule="a .gguf file starts with a GGUF header",
+        remedy="download the file again",
+    )
+
+
+def _read_gguf(path: Path) -> int:
     from gguf import GGUFReader
 
     try:
         reader = GGUFReader(str(path))
     except (OSError, ValueError, IndexError) as error:
-        raise ModelError(
-            where=str(path),
-            found=str(error),
-            rule="a .gguf file starts with a GGUF header",
-            remedy="download the file again",
-        ) from error
+        raise _no_gguf(path, error) from error
     return sum(int(tensor.n_elements) for tensor in reader.tensors)
 
 
