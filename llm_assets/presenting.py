@@ -14,6 +14,7 @@ from llm_assets.store.protocol import Record
 
 _MAX_ROWS = 50
 _MAX_CELL = 2000
+_FIRST_COLUMNS = ("file", "prompt", "question", "before", "after", "served", "in_process")
 
 
 def record_metadata(record: Record, *, hit: bool, size_bytes: int) -> dict[str, Any]:
@@ -83,7 +84,10 @@ def progress_metadata(event: Mapping[str, Any], estimate: StageEstimate | None) 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> MetadataValue[Any]:
     kept = list(rows)[:_MAX_ROWS]
-    columns = list(dict.fromkeys(name for row in kept for name in row))
+    found = dict.fromkeys(name for row in kept for name in row)
+    # A record keeps its keys in alphabetical order; people read from the question on.
+    columns = [*(name for name in _FIRST_COLUMNS if name in found), *found]
+    columns = list(dict.fromkeys(columns))
     return MetadataValue.table(
         [TableRecord({name: _cell(row.get(name)) for name in columns}) for row in kept]
     )
