@@ -158,7 +158,6 @@ def test_reward_model_ranks_held_out_pairs(reward: Run) -> None:
     assert {"accuracy", "margin_mean", "length_correlation", "ece", "oracle_agreement"} <= set(
         metrics
     )
-    assert metrics["accuracy"].value > 0.5
     assert 0 <= metrics["ece"].value <= 0.5
     assert 0.5 < metrics["annotator_agreement"].value <= 1
     vendors = reward.result.tables["by_vendor"]
@@ -168,6 +167,32 @@ def test_reward_model_ranks_held_out_pairs(reward: Run) -> None:
     )
     model = AutoModelForSequenceClassification.from_pretrained(reward.out)
     assert model.config.num_labels == 1
+
+
+def test_the_reward_model_learns_what_the_labels_say(shop: Shop, sft: Run) -> None:
+    """Labels that are manners alone, on prompts that differ between the splits."""
+    for split, names in (("train", range(40)), ("held_out", range(40, 60))):
+        write_rows(
+            shop.root / "manners" / f"{split}.jsonl",
+            [
+                {
+                    "prompt": [{"role": "user", "content": f"What is in house {name}?"}],
+                    "chosen": [{"role": "assistant", "content": f"Gladly. A cat {name}."}],
+                    "rejected": [{"role": "assistant", "content": f"Go away. A cat {name}."}],
+                }
+                for name in names
+            ],
+        )
+    shop.paths["manners"] = shop.root / "manners"
+    run = shop.run(
+        "reward_model",
+        RewardSettings(learning_rate=1e-2, **{**STEPS, "max_steps": 20}),
+        name="manners_reward",
+        sft_checkpoint="sft_checkpoint",
+        preferences="manners",
+    )
+    assert run.result.metrics["accuracy"].value > 0.9
+    assert run.result.metrics["margin_mean"].value > 0.5
 
 
 def test_the_fresh_reward_head_comes_from_the_seed(shop: Shop, reward: Run) -> None:
