@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_assets.errors import DamagedError, StoreError
+from llm_assets.errors import DamagedError, NotFoundError, StoreError
 from llm_assets.store.backend import Item
 from llm_assets.store.canonical import encode
 from llm_assets.store.digest import ArtifactHash, BlobHash, Identity
@@ -176,11 +176,12 @@ class DirectoryStore(DocumentStore):
     # Reading
 
     def has(self, artifact: ArtifactHash) -> bool:
-        """The tree and all its blobs are there, by name and size."""
-        path = self.objects.tree_path(artifact)
-        if not path.is_file():
+        """The tree and all its blobs are there, by name and size; a damaged tree is not there."""
+        try:
+            tree = self.tree(artifact)
+        except (NotFoundError, DamagedError):
             return False
-        return all(self.objects.has_blob(e.blob, e.size_bytes) for e in self.tree(artifact).files)
+        return all(self.objects.has_blob(e.blob, e.size_bytes) for e in tree.files)
 
     def tree(self, artifact: ArtifactHash) -> Tree:
         """The artifact's document, its hash checked."""

@@ -136,7 +136,7 @@ class S3Store(DocumentStore):
         """The tree and all its blobs are on the server, by name and size."""
         try:
             tree = self._stored_tree(artifact)
-        except NotFoundError:
+        except (NotFoundError, DamagedError):
             return False
 
         def stands(entry: FileEntry) -> bool:

@@ -319,6 +319,7 @@ class Damage:
     def test_a_damaged_tree(self, world: World, artifact: ArtifactHash, source: Path) -> None:
         flip(world, tree_key(artifact))
         store = world.open()
+        assert not store.has(artifact)
         with pytest.raises(DamagedError, match=artifact.short):
             store.tree(artifact)
         assert [damage.path for damage in store.verify(artifact)] == [""]
@@ -650,6 +651,21 @@ class Leases:
             store.add_record(record_of(artifact), lease=sleeper)
         assert store.records(identity_of("one")) == []
         last.check()
+
+    def test_a_sleeper_that_takes_a_number_of_the_past_has_nothing(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = world.open()
+        store.acquire("a", owner="ann", ttl_s=60).release()
+        seen = store.leases.top("a")
+        for number in range(3):
+            world.open().acquire("a", owner=str(number), ttl_s=60).release()
+        last = world.open().acquire("a", owner="last", ttl_s=60)
+        look, first = store.leases.top, iter([seen])
+        monkeypatch.setattr(store.leases, "top", lambda name: next(first, None) or look(name))
+        assert store.acquire("a", owner="sleeper", ttl_s=60) is None
+        last.check()
+        assert store.lease_owner("a") == "last"
 
     def test_a_time_to_live_is_positive(self, world: World) -> None:
         for ttl_s in (0, -1, float("nan")):
