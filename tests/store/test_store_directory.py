@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from llm_assets.errors import DamagedError, NotFoundError, RefusedError, StoreFu
 from llm_assets.store import open_store
 from llm_assets.store.digest import BlobHash
 from llm_assets.store.direct_io import DIRECT_FROM, Writer, buffer
-from llm_assets.store.hashing import PART_BYTES
+from llm_assets.store.hashing import PART_BYTES, hash_part
 from llm_assets.store.ingest import ingest
 from llm_assets.store.parallel import in_parallel
 from llm_assets.store.scanning import scan
@@ -209,28 +208,25 @@ def test_a_source_that_changes_is_refused(
         ingest(files, lambda file: tmp_path / file.path if copied else None)
 
 
-def test_a_source_that_changes_while_it_is_read(source: Path, tmp_path: Path) -> None:
+def test_a_source_that_changes_while_it_is_read(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the first byte and the last: a part that was read already gets other bytes."""
     path = source / "weights.raw"
     with path.open("wb") as file:
-        file.truncate(4 * PART_BYTES)
-    stop = threading.Event()
-
-    def scribble() -> None:
-        with path.open("r+b", buffering=0) as file:
-            while not stop.is_set():
-                file.seek(4 * PART_BYTES - 10)
-                file.write(os.urandom(10))
-                time.sleep(0.001)
-
+        file.truncate(PART_BYTES + 10)
     files = scan(source)
-    thread = threading.Thread(target=scribble)
-    thread.start()
-    try:
-        with pytest.raises(RefusedError, match="changed while"):
-            ingest(files, lambda file: None)
-    finally:
-        stop.set()
-        thread.join()
+
+    def read_then_change(*arguments: Any) -> bytes:
+        digest = hash_part(*arguments)
+        time.sleep(0.02)
+        with path.open("r+b") as file:
+            file.write(b"other")
+        return digest
+
+    monkeypatch.setattr("llm_assets.store.ingest.hash_part", read_then_change)
+    with pytest.raises(RefusedError, match="changed while"):
+        ingest(files, lambda file: None)
 
 
 def test_an_unreadable_source(source: Path) -> None:
