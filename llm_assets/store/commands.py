@@ -14,7 +14,6 @@ import click
 from llm_assets.errors import RefusedError, message
 from llm_assets.places import store_url
 from llm_assets.store import open_store
-from llm_assets.store.directory import DirectoryStore
 from llm_assets.store.showing import age, columns, find_artifact, size
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -277,9 +276,7 @@ def init(
     that the server refuses a second writer and a wrong checksum."""
     target = url or store_url()
     if not target.startswith("s3://"):
-        opened = open_store(target)
-        assert isinstance(opened, DirectoryStore)
-        click.echo(f"store: {opened.url}")
+        click.echo(f"store: {open_store(target).url}")
         return
     from llm_assets.store.bucket import initialize
 

@@ -20,6 +20,7 @@ from llm_assets.store.direct_io import buffer
 from llm_assets.store.document_store import blob_key
 from llm_assets.store.hashing import hash_part, part_range
 from llm_assets.store.parallel import in_parallel
+from llm_assets.store.s3_backend import WORKERS
 from llm_assets.store.s3_client import PreconditionFailed, S3Client
 
 _MIN_READ = 8192
@@ -128,7 +129,7 @@ class Upload:
             return {"PartNumber": part + 1, "ETag": answer["ETag"], "ChecksumSHA256": digest}
 
         try:
-            parts = in_parallel(send, range(len(self.digests)))
+            parts = in_parallel(send, range(len(self.digests)), WORKERS)
             list_key = self.s3.key(parts_key(self.blob))
             self.s3.call("put_object", Key=list_key, Body=b"".join(self.digests))
             self._complete(upload, parts, size_bytes)
