@@ -118,10 +118,11 @@ class LocalLauncher(ConfigurableResource):
         return {
             "OMP_NUM_THREADS": str(threads),
             # Threads that wait for each other spin; beside other work on the cores, long spinning
-            # costs ten times the speed. Freed memory is kept: every step asks for the same again.
+            # costs ten times the speed. Small freed memory is kept: every step asks for the same
+            # again. Large buffers, such as the logits of a real vocabulary, go back at once.
             "GOMP_SPINCOUNT": "1000",
-            "MALLOC_TRIM_THRESHOLD_": str(2**32),
-            "MALLOC_MMAP_THRESHOLD_": str(2**30),
+            "MALLOC_TRIM_THRESHOLD_": str(2**28),
+            "MALLOC_MMAP_THRESHOLD_": str(2**26),
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
             "TQDM_DISABLE": "1",
