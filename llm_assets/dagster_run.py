@@ -36,17 +36,22 @@ class RunResult:
     rollback: list[str] = field(default_factory=list)
 
 
-def pipeline_job(name: str) -> JobDefinition:
-    """The whole-pipeline job of a recipe of this code location."""
-    from llm_assets.definitions import defs
+_RECIPES: dict[str, Recipe] = {}
+"""Recipes that this process runs, by pipeline: the job is made again from its name."""
 
-    return defs.resolve_job_def(f"{name}_pipeline")
+
+def pipeline_job(name: str) -> JobDefinition:
+    """The whole-pipeline job of a recipe that this process runs."""
+    from llm_assets.building import build_definitions
+
+    return build_definitions([_RECIPES[name]]).resolve_job_def(f"{name}_pipeline")
 
 
 def run_stages(
     recipe: Recipe, stages: Sequence[str], *, tags: Mapping[str, str] | None = None
 ) -> RunResult:
     """Materialize `stages` in the instance of $DAGSTER_HOME, as a run with `tags`."""
+    _RECIPES[recipe.pipeline] = recipe
     job = build_reconstructable_job(
         "llm_assets.dagster_run", "pipeline_job", (recipe.pipeline,), {}
     )

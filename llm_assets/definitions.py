@@ -6,17 +6,12 @@ without it, the packaged `tiny`.
 
 import glob
 import os
-from typing import Any
 
-from dagster import AssetsDefinition, AssetSelection, Definitions, define_asset_job
-
-from llm_assets.assets import build_assets
+from llm_assets.building import build_definitions
 from llm_assets.errors import RecipeError
-from llm_assets.executor import thread_executor
-from llm_assets.graph import ALIGNMENT, EVALUATION, wire
 from llm_assets.recipe import Recipe, load_recipe
-from llm_assets.resources import LocalLauncher, StoreResource
-from llm_assets.sensors import build_failure_sensor, build_schedules
+
+__all__ = ["build_definitions", "defs", "load_recipes", "recipe_paths"]
 
 
 def recipe_paths() -> list[str]:
@@ -50,47 +45,6 @@ def load_recipes(paths: list[str]) -> list[Recipe]:
                 remedy="rename one of them",
             )
     return recipes
-
-
-def build_definitions(recipes: list[Recipe]) -> Definitions:
-    """One Definitions over all recipes."""
-    assets: list[AssetsDefinition] = []
-    jobs: list[Any] = []
-    schedules = []
-
-    for recipe in recipes:
-        assets.extend(build_assets(recipe))
-        present = wire(recipe)
-        name = recipe.pipeline
-        parts = {
-            f"{name}_pipeline": tuple(present),
-            f"{name}_alignment": ALIGNMENT,
-            f"{name}_evaluate_and_release": EVALUATION,
-        }
-        own = {
-            job: define_asset_job(
-                job,
-                selection=AssetSelection.assets(
-                    *([name, stage] for stage in stages if stage in present)
-                ),
-                tags={"llm_assets/pipeline": name},
-            )
-            for job, stages in parts.items()
-        }
-        jobs.extend(own.values())
-        schedules.extend(build_schedules(name, own))
-
-    return Definitions(
-        assets=assets,
-        jobs=jobs,
-        schedules=schedules,
-        sensors=[build_failure_sensor(recipes)],
-        executor=thread_executor,
-        resources={
-            "store": StoreResource(url=""),
-            "launcher": LocalLauncher(threads=0, grace_s=20.0),
-        },
-    )
 
 
 defs = build_definitions(load_recipes(recipe_paths()))

@@ -28,6 +28,7 @@ from llm_assets.costs.quantities import show_usd
 from llm_assets.costs.reservations import Reservation, reserve
 from llm_assets.engine import failed_gates
 from llm_assets.errors import BudgetError, GuardError, HeldError, LlmAssetsError, message
+from llm_assets.graph import descendants
 from llm_assets.planning import Plan, recipe_argument
 from llm_assets.recipe import Recipe
 from llm_assets.rollback import keep_plan, missing_plans, plan_json, rollback_plan
@@ -63,11 +64,7 @@ def refusals(plan: Plan, store: Store, estimates: Forecast) -> list[str]:
         for entry in plan.stages.values()
         if entry.hold is not None
     ]
-    for name in plan.nodes:
-        if name == "release":
-            continue
-        for result in failed_gates(recipe, plan.stages[name], store):
-            stopped.append(f"gate {result.name} of {name} failed: {result.why}")
+    stopped += _gate_refusals(plan, store)
     stopped += missing_plans(plan, rollback_plan(plan, store))
     checks: tuple[Callable[[], None], ...] = (
         lambda: check_recipe_memory(recipe, plan.rerun),
@@ -85,6 +82,22 @@ def refusals(plan: Plan, store: Store, estimates: Forecast) -> list[str]:
         except LlmAssetsError as error:
             stopped.append(str(error))
     return stopped
+
+
+def _gate_refusals(plan: Plan, store: Store) -> list[str]:
+    """Failed gates above something that would run. `release` runs all the same: its answer is HOLD
+    with each reason."""
+    found = []
+    for name in plan.nodes:
+        below = descendants(plan.nodes, {name}) - {name, "release"}
+        stopped = [stage for stage in plan.rerun if stage in below]
+        for result in failed_gates(plan.recipe, plan.stages[name], store) if stopped else ():
+            found.append(
+                f"gate {result.name} of {name} failed: {result.why}\n"
+                f"  rule: {', '.join(stopped)} would take what {name} gives\n"
+                f"  next: change stages.{name} or its data, the gate, or override the gate"
+            )
+    return found
 
 
 def _limit(store: Store, recipe: Recipe) -> float | None:

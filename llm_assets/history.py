@@ -22,15 +22,16 @@ from llm_assets.identity import changed_keys
 from llm_assets.store.documents import parse_record, record_body
 from llm_assets.store.protocol import Record, Store
 
-_FORMAT = 1
+_FORMAT = 2
 _NEWEST = 60
 """Records of a stage that an estimate may look at; learning.py takes the newest twelve that fit."""
 
 
 def _slim(record: Record) -> dict[str, Any]:
     """What a plan and an estimate need of a record."""
+    replay = {key: value for key, value in record.environment.items() if key == "replay"}
     small = dataclasses.replace(
-        record, metrics={}, environment={}, series={}, samples=(), tables={}
+        record, metrics={}, environment=replay, series={}, samples=(), tables={}
     )
     return record_body(small)
 
@@ -62,7 +63,7 @@ def _read_index(store: Store) -> list[dict[str, Any]]:
 
 class History:
     """What ran before: of one pipeline for the reasons, of all of them for the estimates. The
-    records have no metrics, curves, samples and tables."""
+    records have no metrics, curves, samples and tables, and of the environment the replay only."""
 
     def __init__(self, store: Store, pipeline: str) -> None:
         self._store = store
@@ -79,8 +80,9 @@ class History:
         return [b for b in self._by_stage.get(stage, []) if b["pipeline"] == self._pipeline]
 
     def newest(self, stage: str) -> Record | None:
-        """The newest record of a stage in this pipeline; None when it never ran."""
-        own = self._own(stage)
+        """The newest record of a stage in this pipeline, replays left out; None when it never
+        ran."""
+        own = [body for body in self._own(stage) if not body["environment"]]
         return _record(own[-1]) if own else None
 
     def estimating(self, stages: Iterable[str]) -> list[Record]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +13,7 @@ from rich.table import Table
 from llm_assets.engine import gate_results, gates_of, overrides_of
 from llm_assets.gates.thresholds import GateResult
 from llm_assets.graph import STAGES
-from llm_assets.planning import Plan, StagePlan
-from llm_assets.recipe import RECIPES_FOLDER
+from llm_assets.planning import Plan, StagePlan, recipe_argument
 from llm_assets.store.protocol import Store
 
 # What a reader wants to see of a stage first; the gated metrics come before these.
@@ -148,6 +146,7 @@ def _print_answers(console: Console, plan: Plan, store: Store) -> None:
     for entry in server["smoke_test"]["answers"]:
         console.print(f"  Q: {entry['prompt']}", markup=False)
         console.print(f"  A: {entry['answer']}", markup=False)
-    path = plan.recipe.path
-    shown = path.stem if path.parent == RECIPES_FOLDER else os.path.relpath(path)
-    console.print(f"\nTalk to it: llm-assets chat -r {shown}", markup=False)
+    # The recipe of a manifest is no file.
+    if plan.recipe.path.exists():
+        shown = recipe_argument(plan.recipe)
+        console.print(f"\nTalk to it: llm-assets chat -r {shown}", markup=False)

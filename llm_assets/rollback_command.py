@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import click
 from rich import box
@@ -65,10 +66,15 @@ def _print(pipeline: str, steps: list[RollbackStep]) -> None:
             f"{len(step.invalidates) - 1} below",
             _money(step.lost_usd, step.lost_s),
             _money(step.rerun_usd, step.rerun_s),
-            step.checkpoint,
+            _short(step.checkpoint),
             step.owner or "nobody",
         )
     wide_console().print(table)
+
+
+def _short(checkpoint: str) -> str:
+    """`artifact 9f4fab4f63e5 of 2026-03-01`: twelve digits tell a hash."""
+    return re.sub(r"([0-9a-f]{12})[0-9a-f]{52}", r"\1", checkpoint)
 
 
 def _money(usd: float | None, seconds: float | None) -> str:

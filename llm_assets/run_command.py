@@ -5,7 +5,6 @@ When nothing is stale it says so without importing Dagster.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from llm_assets.recipe import load_recipe
 from llm_assets.report_card import all_gates_pass, print_report, wide_console
 from llm_assets.reporting import progress_line
 from llm_assets.store import open_store
+from llm_assets.store.protocol import Store
 
 
 @click.command()
@@ -33,8 +33,12 @@ def run(recipe_path: str) -> int:
     """
     recipe = load_recipe(recipe_path)
     store = open_store(store_url())
-    plan = make_plan(recipe, store)
-    console = wide_console()
+    return run_plan(make_plan(recipe, store), store, wide_console())
+
+
+def run_plan(plan: Plan, store: Store, console: Console) -> int:
+    """Run the rerun set of a plan, or say that there is none; the exit code of `run`."""
+    recipe = plan.recipe
     if plan.complete:
         console.print(f"{recipe.pipeline}: nothing is stale, {_count(plan, 'hit')} hits")
         print_report(console, plan, store)
@@ -42,7 +46,7 @@ def run(recipe_path: str) -> int:
     # Imported only when there is something to spend.
     from llm_assets.costs.quantities import show_seconds, show_usd
     from llm_assets.guards import forecast_plan, me, refusals, start_run
-    from llm_assets.run_tags import RESERVATION_TAG
+    from llm_assets.run_tags import REPLAY_TAG, RESERVATION_TAG
 
     estimates = forecast_plan(plan, store)
     stopped = refusals(plan, store, estimates)
@@ -63,8 +67,10 @@ def run(recipe_path: str) -> int:
         return _refuse(console, [str(error)])
     with reserved:
         tags = {RESERVATION_TAG: reserved.name}
+        if plan.replay:
+            tags[REPLAY_TAG] = plan.replay
         succeeded = _through_dagster(plan, console, outcomes, tags)
-    after = make_plan(recipe, store)
+    after = make_plan(recipe, store, replay=plan.replay)
     print_report(console, after, store, outcomes)
     return 0 if succeeded and after.complete and all_gates_pass(after, store) else 1
 
@@ -117,7 +123,6 @@ def _through_dagster(
     plan: Plan, console: Console, outcomes: dict[str, str], tags: Mapping[str, str]
 ) -> bool:
     """Run the rerun set as a Dagster run of this process; True when it succeeded."""
-    os.environ["LLM_ASSETS_RECIPES"] = str(plan.recipe.path)
     ensure_dagster_home()
     from llm_assets.dagster_run import run_stages
     from llm_assets.resources.launcher import listening

@@ -8,9 +8,9 @@ from typing import Any
 from dagster import AssetExecutionContext, AssetsDefinition, DagsterInstance, materialize
 from pydantic import Field
 
+from llm_assets import planning
 from llm_assets.assets import asset_key, build_assets
-from llm_assets.graph import STAGES
-from llm_assets.identity import source_of
+from llm_assets.graph import STAGES, Node
 from llm_assets.jobs import StageJob
 from llm_assets.recipe import Recipe
 from llm_assets.resources.launcher import LocalLauncher, WorkerExit
@@ -43,7 +43,7 @@ class PretendLauncher(LocalLauncher):
         content = job.stage if job.stage in self.same_output else f"{job.stage} {job.identity}"
         if not stage.bit_identical:
             content += self.noise
-        source = source_of(stage.module, stage.libraries)
+        source = planning.node_source(Node(stage=stage, sources={}, imported=job.imported))
         store.add_record(
             Record(
                 identity=Identity.parse(job.identity),
