@@ -7,11 +7,13 @@ without it, the packaged `tiny`.
 import glob
 import os
 
+from dagster import Definitions
+
 from llm_assets.building import build_definitions
 from llm_assets.errors import RecipeError
 from llm_assets.recipe import Recipe, load_recipe
 
-__all__ = ["build_definitions", "defs", "load_recipes", "recipe_paths"]
+__all__ = ["Definitions", "build_definitions", "defs", "load_recipes", "recipe_paths"]
 
 
 def recipe_paths() -> list[str]:
@@ -47,4 +49,4 @@ def load_recipes(paths: list[str]) -> list[Recipe]:
     return recipes
 
 
-defs = build_definitions(load_recipes(recipe_paths()))
+defs: Definitions = build_definitions(load_recipes(recipe_paths()))
