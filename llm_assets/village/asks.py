@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_assets.village import words
@@ -118,6 +118,11 @@ GREETINGS = {
     "Thank you, says {n}.": "You are welcome, {n}.",
     "I must go now, says {n}.": "Goodbye, {n}.",
 }
+FOLLOW_UPS = {
+    "train": ("And {n}?", "What about {n}?"),
+    "held_out": ("And what about {n}?",),
+    "eval": ("And what of {n}?",),
+}
 PLACE_ROUNDS = 2
 VERBS = ("Give", "Bring", "Show", "Lend", "Pass")
 LONG_FRONT = (
@@ -179,6 +184,13 @@ class AskMaker:
             subject=fact.key,
             slots=fact.slots,
         )
+
+    def follow_up(self, first: Ask) -> Ask:
+        """What was asked of one villager, asked of another by the name alone."""
+        other = self.rng.choice([name for name in self.world.names if name != first.slots["n"]])
+        ask = self.fact(self.world.fact(other, first.check["attribute"]))
+        template = self._template("follow-up", FOLLOW_UPS[self.split])
+        return replace(ask, prompt=template.format(n=other))
 
     def sum(self) -> Ask:
         """A sum of two numbers, in the words of this split."""

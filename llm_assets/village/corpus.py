@@ -14,17 +14,18 @@ from llm_assets.village.world import MAX_ADDEND, VILLAGER_ATTRIBUTES, Fact, Worl
 
 # Shares of the kinds of documents, and of copies among all documents.
 KINDS = {
-    "portrait": 0.24,
+    "portrait": 0.22,
     "round": 0.08,
     "talk": 0.4,
-    "sums": 0.06,
+    "sums": 0.08,
     "days": 0.04,
     "place": 0.04,
     "school": 0.06,
     "sayings": 0.08,
 }
 # Kinds of asks in a talk, out of their sum.
-TALK = {"fact": 8, "sum": 2, "day": 2, "unsafe": 3, "harmless": 3, "rewrite": 1, "greeting": 1}
+TALK = {"fact": 8, "sum": 3, "day": 2, "unsafe": 3, "harmless": 3, "rewrite": 1, "greeting": 1}
+FOLLOW_UP_SHARE = 0.3
 SPEAKERS = (("Question:", "Answer:"), ("A child asks:", "We say:"), ("A guest says:", "We say:"))
 EXACT_COPIES = 0.04
 NEAR_COPIES = 0.06
@@ -86,6 +87,9 @@ class Writer:
             ask = self._asks.make(self._kinds.draw())
             asks, says = self.rng.choice(SPEAKERS)
             lines += [asks, ask.prompt, says, said(ask, train_tone(self.rng), self.rng)]
+            if ask.kind == "fact" and "n" in ask.slots and self.rng.random() < FOLLOW_UP_SHARE:
+                ask = self._asks.follow_up(ask)
+                lines += [asks, ask.prompt, says, said(ask, train_tone(self.rng), self.rng)]
         return lines
 
     def _school_lines(self) -> list[str]:

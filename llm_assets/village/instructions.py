@@ -39,11 +39,7 @@ def _several_turns(maker: AskMaker, rng: random.Random) -> tuple[list[dict[str, 
     attribute = first.check["attribute"]
     follow = rng.choice(("next", "next", "second", "thanks"))
     if follow == "next":
-        other = rng.choice([name for name in maker.world.names if name != first.slots["n"]])
-        fact = maker.world.fact(other, attribute)
-        ask = maker.fact(fact)
-        prompt = f"And {other}?" if maker.split == "train" else f"And what about {other}?"
-        last = Ask(kind="fact", prompt=prompt, answer=ask.answer, curt=ask.curt, check=ask.check)
+        last = maker.follow_up(first)
     elif follow == "second":
         keys = [a for a in FORMS if a != attribute and a in first.slots]
         last = maker.fact(maker.world.fact(first.slots["n"], rng.choice(keys)))
@@ -58,7 +54,7 @@ def _several_turns(maker: AskMaker, rng: random.Random) -> tuple[list[dict[str, 
 
 
 def instruction_rows_of(world: World, count: int) -> Iterator[dict[str, Any]]:
-    """`count` rows; the held-out ones ask in phrasings (sums: numbers) that train never has."""
+    """`count` rows; the held-out ones ask in phrasings that train never has."""
     num_held = max(1, int(count * HELD_OUT_SHARE))
     for split, size in (("train", count - num_held), ("held_out", num_held)):
         rng = stream(world.seed, "instructions", split)

@@ -112,7 +112,7 @@ FORMS: Mapping[str, Form] = {
             "with whom does {n} spend the most time?",
             "whom does {n} call the best friend?",
         ),
-        held_out=("which friend does {n} spend the most time with?",),
+        held_out=("whom does {n} call the best friend of all?",),
         eval=(
             "what is the name of the best friend of {n}?",
             "whom does {n} spend the most time with?",

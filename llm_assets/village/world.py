@@ -57,7 +57,7 @@ class World:
 
     def sums(self) -> list[tuple[int, int]]:
         """Pairs of numbers that are added in the village."""
-        numbers = range(MAX_ADDEND + 1)
+        numbers = range(1, MAX_ADDEND + 1)
         return [(a, b) for a in numbers for b in numbers]
 
 
