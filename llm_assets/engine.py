@@ -79,6 +79,7 @@ def check_upstream(plan: Plan, name: str, store: Store) -> None:
 
 def release_lineage(plan: Plan, store: Store) -> dict[str, Any]:
     """What the release stage writes into the manifest."""
+    from llm_assets.costs.budget import current_limit
     from llm_assets.rollback import rollback_plan
 
     recipe = plan.recipe
@@ -92,6 +93,9 @@ def release_lineage(plan: Plan, store: Store) -> dict[str, Any]:
         overrides.extend(overrides_of(store, above.artifact).values())
     return {
         "recipe": recipe.model_dump(mode="json", by_alias=True),
+        "limit_usd": current_limit(
+            store, recipe.campaign, recipe.budget.limit_usd, pipeline=recipe.pipeline
+        ),
         "gates": {stage: gates_of(recipe, stage) for stage in recipe.gates},
         "stages": stages,
         "overrides": overrides,

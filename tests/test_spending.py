@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llm_assets import worker
+from llm_assets import spending, worker
 from llm_assets.artifacts import ARTIFACT_TYPES
 from llm_assets.costs.budget import set_limit
 from llm_assets.costs.ledger import ledger_entries
@@ -127,6 +127,21 @@ def test_the_campaigns_last_money_stops_a_stage(store: Store, job: StageJob, run
     limit(1000.0)
     assert run(job) == 0
     assert sorted(entry.status for entry in attempts(store)) == ["done", "failed"]
+
+
+def test_a_killed_worker_leaves_what_it_spent(
+    store: Store, job: StageJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spending, "FLUSH_EVERY_S", 0.05)
+    reporter = Reporter(stage=job.stage, path=None, log=lambda line: None)
+    with spending.follow_spending(job, store, reporter):
+        reporter.step(1, 5, tokens=100)
+        time.sleep(0.5)
+        # What stands there now is what a reader finds after a SIGKILL at this moment.
+        (attempt,) = attempts(store)
+        assert attempt.status == "running"
+        assert attempt.usage.cost_usd > 0.3 * USD_A_SECOND
+        assert attempt.usage.tokens == 100
 
 
 def test_a_record_of_somebody_else_is_taken(store: Store, job: StageJob, run: Run) -> None:

@@ -132,7 +132,9 @@ def _gaps(context: StageContext, stages: Mapping[str, Mapping[str, Any]]) -> lis
 
 
 def _over_budget(lineage: Mapping[str, Any]) -> list[str]:
-    limit = lineage.get("recipe", {}).get("budget", {}).get("limit_usd")
+    recipe_usd = lineage.get("recipe", {}).get("budget", {}).get("limit_usd")
+    # The limit may have been raised since the recipe was written.
+    limit = lineage.get("limit_usd", recipe_usd)
     cost = _cost(lineage.get("stages", {}))
     if limit is not None and cost > limit:
         return [f"budget: the stages cost ${cost:.2f}, the limit is ${limit:.2f}"]

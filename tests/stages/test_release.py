@@ -220,3 +220,11 @@ def test_the_same_lineage_gives_the_same_bytes(decide, tmp_path):
     decide(reordered, "second")
     first, second = (tmp_path / name / "out" / "manifest.json" for name in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_raised_limit_counts(decide):
+    state = lineage()
+    _spend(state)
+    state["limit_usd"] = 20.0
+    manifest, _ = decide(state)
+    assert manifest["decision"] == "SHIP"
