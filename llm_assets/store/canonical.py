@@ -93,11 +93,27 @@ def decode(content: bytes, where: str) -> dict[str, Any]:
         value = json.loads(content.decode("utf-8", "strict"))
         # Whatever JSON allows beside the canonical form (doubled keys, NaN, other spacing, other
         # spellings of a number) does not survive encoding it again.
-        if isinstance(value, dict) and _dump(plain(value, where), where) == content:
+        if isinstance(value, dict) and _within_limits(value) and _dump(value, where) == content:
             return value
     except (ValueError, RecursionError) as error:
         raise _damaged(where, f"no canonical JSON ({type(error).__name__})") from error
     raise _damaged(where, "no canonical JSON object")
+
+
+def _within_limits(value: dict[str, Any]) -> bool:
+    """What `plain` would refuse of a value that JSON gave: its depth, and whole numbers."""
+    waiting: list[tuple[Any, int]] = [(value, 0)]
+    while waiting:
+        current, depth = waiting.pop()
+        if depth >= _MAX_DEPTH and current:
+            return False
+        for entry in current.values() if isinstance(current, dict) else current:
+            kind = type(entry)
+            if kind is dict or kind is list:
+                waiting.append((entry, depth + 1))
+            elif kind is int and not -_MAX_INT <= entry < _MAX_INT:
+                return False
+    return True
 
 
 def _damaged(where: str, found: str) -> DamagedError:
@@ -141,6 +157,9 @@ def unseal(content: bytes, where: str) -> dict[str, Any]:
     body = value.get("body")
     if set(value) != {"body", "format", "sha256"} or not isinstance(body, dict):
         raise _damaged(where, f"the fields {sorted(value)}")
-    if hashlib.sha256(_dump(body, where)).hexdigest() != value["sha256"]:
+    # The document is canonical, so the body's own bytes stand in it as `seal` put them.
+    tail = f',"format":{FORMAT},"sha256":{json.dumps(value["sha256"])}}}'.encode()
+    sealed = content[len(b'{"body":') : len(content) - len(tail)]
+    if hashlib.sha256(sealed).hexdigest() != value["sha256"]:
         raise _damaged(where, "a body that has not its digest")
     return body
