@@ -97,7 +97,7 @@ class Bench:
             raise SystemExit(f"{name}: exit code {process.returncode}\n{text}")
         self.seconds[name].append(seconds)
         self.peak_mib[name] = max(self.peak_mib[name], usage.ru_maxrss / 1024)
-        print(f"  {name:28} {seconds:7.2f} s  {usage.ru_maxrss / 1024:6.0f} MiB", flush=True)
+        print(f"  {name:46} {seconds:7.2f} s  {usage.ru_maxrss / 1024:6.0f} MiB", flush=True)
         return text
 
     def quiet(self, *command: str, cwd: Path | None = None) -> None:
@@ -172,7 +172,11 @@ def local_round(bench: Bench, v1: Path, v2: Path) -> None:
     bench.time("put, nothing changed", *put(v2, store))
     for step in steps[2::5]:
         step()
-    bench.time("verify", *ours("verify", "--store", store, latest(bench, store)))
+    artifact = latest(bench, store)
+    warm(bench.folder / "store" / "objects")
+    bench.time("verify", *ours("verify", "--store", store, artifact))
+    cool(bench.folder / "store" / "objects")
+    bench.time("verify, from the disk", *ours("verify", "--store", store, artifact))
     for step in steps[3::5]:
         step()
     for step in steps[4::5]:
@@ -194,6 +198,24 @@ def latest(bench: Bench, store: str) -> str:
     )  # fmt: skip
     artifact: str = json.loads(listed.stdout)[0]["artifact"]
     return artifact
+
+
+def warm(folder: Path) -> None:
+    """Bring the files into the page cache, so that both sides of a pair find theirs there."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.read(4 * MIB):
+                    pass
+
+
+def cool(folder: Path) -> None:
+    """Take the files out of the page cache."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def dvc_steps(
@@ -228,9 +250,11 @@ def dvc_steps(
         bench.time(f"dvc add, nothing changed{label}", dvc, "add", "-q", "checkpoint", cwd=work)
 
     def rehash() -> None:
-        bench.fresh("dvc-site")
-        shutil.rmtree(work / ".dvc" / "tmp", ignore_errors=True)
-        bench.time(f"dvc status, rehashed{label}", dvc, "status", cwd=work)
+        for suffix, prepare_cache in (("", warm), (", from the disk", cool)):
+            bench.fresh("dvc-site")
+            shutil.rmtree(work / ".dvc" / "tmp", ignore_errors=True)
+            prepare_cache(work / "checkpoint")
+            bench.time(f"dvc status, rehashed{label}{suffix}", dvc, "status", cwd=work)
 
     def clean() -> None:
         bench.fresh(work.name, "dvc-site")
@@ -281,9 +305,9 @@ def s3_round(bench: Bench, server: SeaweedServer, number: int, v1: Path, v2: Pat
 def report(bench: Bench) -> bool:
     """Print medians and targets; whether all that could be measured are met."""
     medians = {name: statistics.median(values) for name, values in bench.seconds.items()}
-    print(f"\n{'step':36} {'median s':>8} {'peak MiB':>9}")
+    print(f"\n{'step':48} {'median s':>8} {'peak MiB':>9}")
     for name, seconds in medians.items():
-        print(f"{name:36} {seconds:8.2f} {bench.peak_mib[name]:9.0f}")
+        print(f"{name:48} {seconds:8.2f} {bench.peak_mib[name]:9.0f}")
     print(f"\n{'target':62} {'ratio':>6} {'limit':>6}")
     good = True
     for target in TARGETS:
@@ -308,6 +332,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size-mib", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--without", action="append", default=[], choices=TOOLS)
     parser.add_argument("--only", choices=["local", "s3"])
     parser.add_argument("--folder", type=Path, help="Where to work; needs ten times the size.")
     parser.add_argument("--json", type=Path, help="Write seconds and memory to this file.")
@@ -315,6 +340,7 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.folder)))
         bench = Bench(folder, arguments.size_mib)
+        bench.tools |= dict.fromkeys(arguments.without)
         missing = [name for name, found in bench.tools.items() if found is None]
         server = None
         if arguments.only != "local":

@@ -21,7 +21,7 @@ from llm_assets.store.digest import ArtifactHash, BlobHash
 from llm_assets.store.direct_io import buffer
 from llm_assets.store.directory_backend import disk_errors, make_folders, publish, sync_folder
 from llm_assets.store.document_store import blob_key, tree_key
-from llm_assets.store.hashing import hash_part, join_parts, num_parts, part_range
+from llm_assets.store.hashing import hash_part, join_parts, num_parts, num_workers, part_range
 from llm_assets.store.parallel import in_parallel
 from llm_assets.store.protocol import FileEntry, Tree
 from llm_assets.store.sessions import Sessions
@@ -149,7 +149,8 @@ class LocalObjects:
             except (OSError, EOFError) as error:
                 wrong[blob] = f"unreadable ({error})"
 
-        in_parallel(read, tasks)
+        # Twice the cores: half of the threads wait for the disk.
+        in_parallel(read, tasks, 2 * num_workers())
         for blob, parts in digests.items():
             if blob not in wrong and join_parts(parts) != blob:
                 wrong[blob] = "its bytes do not have its hash"

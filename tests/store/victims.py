@@ -102,12 +102,13 @@ def put_in_s3(url: str, endpoint: str, source: str, done: str, step: int | None)
 def race(url: str, endpoint: str, folder: str, number: int, rounds: int) -> None:
     """Put folders that others put too, commit, move one ref, take one lease, read what is there.
 
-    Whatever is wrong ends the process with a traceback and an exit code.
+    At least so many rounds, and on until two collections have run beside them. Whatever is wrong ends the process with a traceback and an exit code.
     """
     from llm_assets.errors import NotFoundError
 
     store = open_any(url, endpoint)
-    for turn in range(rounds):
+    turns = itertools.count()
+    while (turn := next(turns)) < rounds or not collected(folder, 2):
         which = (number + turn) % 4
         source = folder_of(
             Path(folder) / f"{number}-{turn}", shared_txt="shared", own_txt=f"content {which}" * 500
@@ -116,6 +117,7 @@ def race(url: str, endpoint: str, folder: str, number: int, rounds: int) -> None
             artifact = put(store, source, number=which)
             try:
                 store.add_record(record_of(artifact, str(which), run_id=f"{number}-{turn}"))
+                log(folder, "records", f"{number}-{turn}")
                 break
             except NotFoundError:
                 continue  # Collected between put and record: there is no grace time here.
@@ -148,6 +150,12 @@ def collect_until(url: str, endpoint: str, stop: str) -> None:
     while not Path(stop).exists():
         collect(store, Settings(grace_s=0))
         log(str(Path(stop).parent), "collections", "1")
+
+
+def collected(folder: str, times: int) -> bool:
+    """Whether so many collections have ended."""
+    path = Path(folder) / "collections"
+    return path.exists() and len(path.read_text().splitlines()) >= times
 
 
 def open_any(url: str, endpoint: str) -> Any:
