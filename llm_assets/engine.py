@@ -45,7 +45,7 @@ def failed_gates(recipe: Recipe, plan: StagePlan, store: Store) -> list[GateResu
     """Gates of a stage that its artifact fails and that nobody overrode."""
     if plan.record is None or plan.artifact is None or not gates_of(recipe, plan.name):
         return []
-    failed = [r for r in gate_results(recipe, plan.name, plan.record) if not r.passed]
+    failed = [r for r in gate_results(recipe, plan.name, plan.record) if r.blocks]
     if not failed:
         return []
     overridden = overrides_of(store, plan.artifact)

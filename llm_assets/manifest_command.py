@@ -57,7 +57,7 @@ def show(name: str, as_json: bool) -> None:
     console.print(f"{body.get('decision')}  seed {body.get('seed')}", highlight=False)
     for line in [*body.get("reasons", []), *body.get("warnings", [])]:
         console.print(f"  {line}", markup=False, highlight=False)
-    failed = [gate for gate in body.get("gates", []) if not gate["passed"]]
+    failed = [gate for gate in body.get("gates", []) if gate.get("blocks", not gate["passed"])]
     console.print(
         f"{len(body.get('gates', []))} gates, {len(failed)} failed, "
         f"{len(body.get('overrides', []))} overridden; rollback plan for "

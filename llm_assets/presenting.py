@@ -9,7 +9,7 @@ from llm_assets.costs.devices import find_device, parse_label
 from llm_assets.costs.learning import StageEstimate
 from llm_assets.curves import curve_markdown
 from llm_assets.errors import UserError
-from llm_assets.gates.thresholds import GateResult
+from llm_assets.gates.thresholds import NO_REFERENCE, GateResult
 from llm_assets.store.protocol import Record
 
 _MAX_ROWS = 50
@@ -105,7 +105,8 @@ def _cell(value: Any) -> Any:
 def check_result(
     key: AssetKey, result: GateResult, override: Mapping[str, Any] | None
 ) -> AssetCheckResult:
-    """A gate's verdict as an asset check. An overridden gate passes with a warning."""
+    """A gate's verdict as an asset check. What does not pass and does not block is a warning: an
+    overridden gate, and a comparison for which nothing stands yet."""
     metadata: dict[str, Any] = {
         "verdict": result.verdict,
         "why": result.why,
@@ -118,13 +119,16 @@ def check_result(
     if result.interval is not None:
         metadata["interval_low"] = MetadataValue.float(result.interval.low)
         metadata["interval_high"] = MetadataValue.float(result.interval.high)
+    if result.table:
+        metadata["rows"] = _table(result.table)
     if override is not None:
         metadata["override"] = MetadataValue.json(dict(override))
+    mild = override is not None or result.verdict == NO_REFERENCE
     return AssetCheckResult(
         passed=result.passed,
         asset_key=key,
         check_name=result.name,
-        severity=AssetCheckSeverity.WARN if override else AssetCheckSeverity.ERROR,
+        severity=AssetCheckSeverity.WARN if mild else AssetCheckSeverity.ERROR,
         description=result.why,
         metadata=metadata,
     )

@@ -48,9 +48,9 @@ def stage_gates(plan: Plan, name: str, store: Store) -> list[tuple[GateResult, b
 
 
 def all_gates_pass(plan: Plan, store: Store) -> bool:
-    """Every gate of every present stage passed or was overridden."""
+    """No gate of a present stage blocks what it gave, or it was overridden."""
     return all(
-        result.passed or overridden
+        not result.blocks or overridden
         for name in plan.nodes
         for result, overridden in stage_gates(plan, name, store)
     )
@@ -108,14 +108,15 @@ def _metrics(mine: StagePlan, gates: list[tuple[GateResult, bool]]) -> str:
 def _gates(gates: list[tuple[GateResult, bool]]) -> str:
     if not gates:
         return ""
-    failed = [(result, overridden) for result, overridden in gates if not result.passed]
-    if not failed:
-        return f"[green]{len(gates)} passed[/green]"
-    return "\n".join(
-        f"[{'yellow' if overridden else 'red'}]{result.name}: {result.why}"
+    told = [(result, overridden) for result, overridden in gates if not result.passed]
+    passed = len(gates) - len(told)
+    lines = [f"[green]{passed} passed[/green]"] if passed or not told else []
+    lines += [
+        f"[{'yellow' if overridden or not result.blocks else 'red'}]{result.name}: {result.why}"
         f"{' (overridden)' if overridden else ''}[/]"
-        for result, overridden in failed
-    )
+        for result, overridden in told
+    ]
+    return "\n".join(lines)
 
 
 def _read(plan: Plan, store: Store, name: str, file: str) -> dict[str, Any] | None:

@@ -1,26 +1,32 @@
 """Compares headline metrics with the thresholds of a recipe. Pure: no Dagster, no store.
 
 A gate passes only on data. A metric that is missing, not a number, or a mean of no items fails.
+A comparison for which nothing stands yet (no model in production) has a verdict of its own: it lets
+the artifact through with a warning, and is never counted as passed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llm_assets.gates.statistics import Interval, wilson
 
-Verdict = Literal["pass", "fail", "undecided", "no data"]
+Verdict = Literal["pass", "fail", "undecided", "no data", "no reference", "not measured"]
+NO_REFERENCE: Verdict = "no reference"
+NOT_MEASURED: Verdict = "not measured"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateResult:
-    """One gate's verdict. Only `pass` lets the artifact through.
+    """One gate's verdict. `pass` and `no reference` let the artifact through.
 
     `undecided`: the gate is `confident` and its threshold lies inside the 95 % interval, so there
-    are too few items to decide.
+    are too few items to decide. `no reference`: there is nothing yet to compare with. `not
+    measured`: the number comes from a measurement that was not made yet. `table`: rows that a
+    person reads beside the verdict.
     """
 
     name: str
@@ -30,11 +36,17 @@ class GateResult:
     threshold: Mapping[str, Any]
     why: str
     interval: Interval | None = None
+    table: Sequence[Mapping[str, Any]] = field(default=(), compare=False)
 
     @property
     def passed(self) -> bool:
         """The verdict is `pass`."""
         return self.verdict == "pass"
+
+    @property
+    def blocks(self) -> bool:
+        """The artifact is no input of anything, unless somebody overrides the gate."""
+        return self.verdict not in ("pass", NO_REFERENCE)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON, for manifests and check metadata."""
@@ -42,6 +54,7 @@ class GateResult:
         return {
             "name": self.name,
             "passed": self.passed,
+            "blocks": self.blocks,
             "verdict": self.verdict,
             "value": self.value,
             "n": self.n,
@@ -54,8 +67,10 @@ class GateResult:
 def evaluate(metrics: Mapping[str, Any], gates: Mapping[str, Any]) -> list[GateResult]:
     """Every gate's verdict, in name order.
 
-    `metrics`: name to {"value", "n"} (a Metric does as well). `gates`: metric name to {"min",
-    "max", "confident"} (a GateSettings does as well); both bounds belong to the passing side.
+    `metrics`: name to {"value", "n"} (a Metric does as well), and "table" where there is one; or
+    {"absent": a verdict, "why"} for a number that cannot be there yet. `gates`: metric name to
+    {"min", "max", "confident"} (a GateSettings does as well); both bounds belong to the passing
+    side.
     A confident gate compares the bound of the metric's 95 % interval: `<name>_low` and
     `<name>_high` where the stage gives them, else Wilson's for a value in [0, 1] with its n.
     """
@@ -66,6 +81,7 @@ def _evaluate_one(
     name: str, metrics: Mapping[str, Any], threshold: Mapping[str, Any]
 ) -> GateResult:
     low, high = threshold.get("min"), threshold.get("max")
+    entry = _plain(metrics.get(name, {}))
     value, n, missing = _datum(name, metrics)
     interval = None if value is None else _interval(name, value, n, metrics)
 
@@ -78,10 +94,13 @@ def _evaluate_one(
             threshold=threshold,
             why=why,
             interval=interval,
+            table=entry.get("table", ()),
         )
 
     if low is None and high is None:
         return result("fail", "the gate has neither min nor max")
+    if entry.get("absent") in (NO_REFERENCE, NOT_MEASURED):
+        return result(entry["absent"], str(entry["why"]))
     if value is None:
         return result("no data", f"{missing}; no gate passes by having no data")
     if not threshold.get("confident"):

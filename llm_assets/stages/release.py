@@ -24,7 +24,7 @@ def run(context: StageContext) -> StageResult:
     stages: Mapping[str, Mapping[str, Any]] = lineage.get("stages", {})
     overrides: Sequence[Mapping[str, Any]] = lineage.get("overrides", [])
     verdicts = _verdicts(lineage.get("gates", {}), stages, overrides)
-    failed = [entry for entry in verdicts if not entry["passed"] and entry["override"] is None]
+    failed = [entry for entry in verdicts if entry["blocks"] and entry["override"] is None]
     reasons = [_reason(entry) for entry in failed]
     reasons += _gaps(context, stages)
     reasons += _over_budget(lineage)
@@ -37,7 +37,10 @@ def run(context: StageContext) -> StageResult:
         "pipeline": context.pipeline,
         "decision": decision,
         "reasons": reasons,
-        "warnings": [_warning(entry) for entry in verdicts if entry["override"] is not None],
+        "warnings": [
+            *(_warning(entry) for entry in verdicts if entry["override"] is not None),
+            *(_reason(entry) for entry in verdicts if not (entry["passed"] or entry["blocks"])),
+        ],
         "seed": context.seed,
         "recipe": lineage.get("recipe", {}),
         "stages": stages,
@@ -55,7 +58,9 @@ def run(context: StageContext) -> StageResult:
             "ship": Metric(value=float(decision == "SHIP")),
             "num_failed_gates": Metric(value=float(len(failed))),
             "num_gates": Metric(value=float(len(verdicts))),
-            "num_overrides": Metric(value=float(len(manifest["warnings"]))),
+            "num_overrides": Metric(
+                value=float(sum(entry["override"] is not None for entry in verdicts))
+            ),
             "cost_usd": Metric(value=_cost(stages)),
         },
         metadata={"decision": decision},
@@ -86,7 +91,7 @@ def _verdicts(
     for stage in sorted(gates):
         entry = stages.get(stage, {})
         for result in evaluate(entry.get("metrics", {}), gates[stage]):
-            override = None if result.passed else _override(stage, entry, result, overrides)
+            override = None if not result.blocks else _override(stage, entry, result, overrides)
             verdicts.append({"stage": stage, **result.as_dict(), "override": override})
     return verdicts
 

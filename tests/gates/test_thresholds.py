@@ -103,6 +103,7 @@ def test_results_come_in_name_order_and_as_plain_json():
     assert results[0].as_dict() == {
         "name": "a",
         "passed": True,
+        "blocks": False,
         "verdict": "pass",
         "value": 1.0,
         "n": 4,
@@ -118,3 +119,21 @@ def test_pydantic_thresholds_do_as_well():
     result = one({"rate": Metric(value=0.5, n=10)}, GateSettings(min=0.9))
     assert result.verdict == "fail"
     assert result.threshold["min"] == 0.9
+
+
+def test_nothing_to_compare_with_lets_through_and_is_no_pass():
+    absent = {"rate": {"absent": "no reference", "why": "nothing is in production"}}
+    result = one(absent, {"max": 0.1, "confident": True})
+    assert result.verdict == "no reference"
+    assert (result.passed, result.blocks) == (False, False)
+    assert result.why == "nothing is in production"
+
+
+def test_a_number_that_was_not_measured_yet_blocks():
+    result = one({"rate": {"absent": "not measured", "why": "later"}}, {"max": 0.1})
+    assert (result.verdict, result.passed, result.blocks) == ("not measured", False, True)
+
+
+def test_the_rows_behind_a_number_come_along():
+    rows = [{"row": 3, "text": "planted"}]
+    assert one({"rate": {"value": 1.0, "n": 2, "table": rows}}, {"max": 0.1}).table == rows
