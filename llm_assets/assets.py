@@ -13,6 +13,7 @@ from dagster import (
     AssetObservation,
     AssetsDefinition,
     BetaWarning,
+    DagsterError,
     DataVersion,
     Failure,
     MaterializeResult,
@@ -21,6 +22,7 @@ from dagster import (
     observable_source_asset,
 )
 
+from llm_assets.aftermath import clear_dead
 from llm_assets.compat import cancelled, forget_input_version
 from llm_assets.costs.learning import StageEstimate
 from llm_assets.damage import note_damage
@@ -31,7 +33,7 @@ from llm_assets.engine import (
     gates_of,
     overrides_of,
 )
-from llm_assets.errors import DamagedError, LlmAssetsError, WorkerError
+from llm_assets.errors import DamagedError, LlmAssetsError, LostWorkerError, WorkerError
 from llm_assets.graph import Node, wire
 from llm_assets.guards import stage_money
 from llm_assets.identity import digest_of
@@ -46,7 +48,9 @@ from llm_assets.resources.launcher import (
     listening_event,
     log_tail,
 )
+from llm_assets.resources.retries import build_retry_policy
 from llm_assets.resources.store import StoreResource
+from llm_assets.retrying import is_transient, was_lost
 from llm_assets.run_tags import REPLAY_TAG, RESERVATION_TAG
 from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.protocol import Store
@@ -135,6 +139,7 @@ def _build_asset(recipe: Recipe, name: str, node: Node) -> AssetsDefinition:
         code_version=code_version(recipe, node),
         pool=GPU_POOL if stage.trains else None,
         check_specs=checks,
+        retry_policy=build_retry_policy(recipe.launcher.retries),
         metadata={
             "recipe": MetadataValue.path(str(recipe.path)),
             "settings": MetadataValue.json(recipe_part(recipe, node)),
@@ -145,10 +150,17 @@ def _build_asset(recipe: Recipe, name: str, node: Node) -> AssetsDefinition:
     ) -> MaterializeResult:
         try:
             return materialize_stage(context, recipe, name, store.open(), launcher)
-        except LlmAssetsError as error:
-            raise Failure(description=str(error), allow_retries=False) from error
+        except DagsterError:
+            raise
+        except Exception as error:
+            raise Failure(description=_said(error), allow_retries=is_transient(error)) from error
 
     return compute
+
+
+def _said(error: Exception) -> str:
+    """What people read of an error: our own say all, of another its type too."""
+    return str(error) if isinstance(error, LlmAssetsError) else f"{type(error).__name__}: {error}"
 
 
 def _group(number: int) -> str:
@@ -233,9 +245,12 @@ def _run(
         if plan.stages[name].status == "hit":
             return
         end = _launch(context, plan, name, store, launcher)
-        if end.code != BUSY:
-            _check_end(plan, name, store, end)
-            return
+        if end.code == BUSY:
+            continue
+        if end.code != 0:
+            clear_dead(store, plan, name, run_id=context.run.run_id)
+        _check_end(plan, name, store, end)
+        return
 
 
 def _launch(
@@ -304,10 +319,13 @@ def _check_end(plan: Plan, name: str, store: Store, end: WorkerExit) -> None:
         if after.stages[name].status == "hit":
             return
     where = f"{plan.recipe.pipeline}/{name}"
+    processes = plan.recipe.launcher.num_processes if plan.nodes[name].stage.trains else 1
+    lost = was_lost(code=end.code, kind=end.kind, num_processes=processes)
+    kind = LostWorkerError if lost else WorkerError
     if end.error:
-        raise WorkerError(f"{where}: {end.error}\n  log: {end.log}")
+        raise kind(f"{where}: {end.error}\n  log: {end.log}")
     how = f"exit code {end.code}" if end.code >= 0 else f"signal {-end.code}"
-    raise WorkerError(
+    raise kind(
         f"{where}: the worker ended with {how} and without a record\n"
         f"  next: read the log; the next run goes on from the newest checkpoint\n"
         f"  log: {end.log}\n{log_tail(end.log)}"

@@ -18,6 +18,7 @@
     │   └── HeldError                 an expensive stage waits for an approval
     ├── NonFiniteLossError            training produced NaN or infinity
     ├── WorkerError                   the worker ended without a record
+    │   └── LostWorkerError           it was killed or preempted, or lost its store: worth a retry
     └── ServerError                   an inference server did not start, answer or stay up
 
 A message says where (file and place in it), what was found, which rule it breaks and what to do
@@ -109,6 +110,10 @@ class NonFiniteLossError(LlmAssetsError):
 
 class WorkerError(LlmAssetsError):
     """The worker process ended without committing a record."""
+
+
+class LostWorkerError(WorkerError):
+    """The worker was killed or preempted, or its store was away: another attempt may end well."""
 
 
 class ServerError(LlmAssetsError):

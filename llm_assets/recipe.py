@@ -65,11 +65,22 @@ class ToleranceSettings(Settings):
     metrics: dict[str, float] = Field(default_factory=dict)
 
 
+class RetrySettings(Settings):
+    """When a stage is tried again after a failure that may pass: a killed or preempted worker, a
+    store that was away. The wait doubles from `delay_s` to at most `max_delay_s`."""
+
+    max_retries: int = Field(3, ge=0, description="Beside the first attempt; 0: none.")
+    delay_s: float = Field(10.0, ge=0, description="Before the first retry.")
+    max_delay_s: float = Field(300.0, ge=0, description="The longest wait, jitter left out.")
+    jitter: float = Field(0.25, ge=0, le=1, description="Share of the wait, up or down, by chance.")
+
+
 class LauncherSettings(Settings):
     """How workers are started."""
 
     kind: str = Field("local", pattern="^(local|accelerate)$")
     num_processes: int = Field(1, ge=1)
+    retries: RetrySettings = Field(default_factory=RetrySettings)
 
 
 class Recipe(Settings):

@@ -37,6 +37,7 @@ __all__ = [
     "LedgerEntry",
     "SystemClock",
     "Usage",
+    "close_killed",
     "close_lost",
     "ledger_entries",
     "open_attempt",
@@ -278,3 +279,25 @@ def close_lost(
         segments = segments_of(store, entry.info)
         _write_total(store, entry.info, segments, "killed", "the process ended without a word")
     return lost
+
+
+def close_killed(
+    store: Store, *, campaign: str, run_id: str, stage: str, identity: str
+) -> LedgerEntry | None:
+    """Close a stage's attempt whose process has just died, as `killed`, with all the time from its
+    start to now; None when there is no open one."""
+    for entry in ledger_entries(store, campaign):
+        info = entry.info
+        mine = (info.run_id, info.stage, info.identity) == (run_id, stage, identity)
+        if not mine or entry.status not in ("running", "lost"):
+            continue
+        now = datetime.datetime.now(datetime.UTC)
+        lived_s = (now - datetime.datetime.fromisoformat(info.started_at)).total_seconds()
+        rest = max(0.0, lived_s - entry.usage.seconds)
+        hours = rest * info.devices / 3600.0
+        at = now.isoformat(timespec="seconds")
+        last = Usage(seconds=rest, gpu_hours=hours, cost_usd=hours * info.usd_per_hour)
+        segments = [*segments_of(store, info), (at, last)]
+        _write_total(store, info, segments, "killed", "the process was killed")
+        return entry
+    return None

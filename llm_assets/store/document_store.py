@@ -267,6 +267,10 @@ class DocumentStore:
         top = self.leases.top(name)
         return top.owner if top and top.alive else None
 
+    def end_lease(self, name: str, owner: str) -> None:
+        """See the Protocol."""
+        self.leases.end(name, owner)
+
     def checkpoints(self, identity: Identity) -> Path:
         """See the Protocol."""
         raise NotImplementedError

@@ -144,6 +144,15 @@ class LeaseBook:
         self._prune(name, held.number)
         return HeldLease(self, held)
 
+    def end(self, name: str, owner: str) -> None:
+        """Give up a lease for its owner, which is known to be dead. See the Protocol."""
+        top = self.top(name)
+        if top is None or top.state == "free" or top.owner != owner:
+            return
+        if top.record is not None:
+            self._publish(top.record)
+        self.append(top, state="free")
+
     def top(self, name: str) -> LeaseState | None:
         """The document that counts; None when the lease was never taken."""
         while True:

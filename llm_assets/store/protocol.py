@@ -187,5 +187,9 @@ class Store(Protocol):
     def lease_owner(self, name: str) -> str | None:
         """Who holds the lease now and is alive; None when nobody does."""
 
+    def end_lease(self, name: str, owner: str) -> None:
+        """Give up the lease of an owner whose process is known to be dead, before its time to live
+        is over. Does nothing when somebody else holds it by now."""
+
     def checkpoints(self, identity: Identity) -> Path:
         """A local folder for the in-training saves of an identity: the same one every time."""
