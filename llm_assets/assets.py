@@ -31,12 +31,12 @@ from llm_assets.engine import (
     check_upstream,
     gate_results,
     gates_of,
-    overrides_of,
 )
 from llm_assets.errors import DamagedError, LlmAssetsError, LostWorkerError, WorkerError
 from llm_assets.graph import Node, wire
 from llm_assets.guards import stage_money
 from llm_assets.identity import digest_of
+from llm_assets.overriding import overrides_of
 from llm_assets.planning import Plan, StagePlan, make_plan, node_source, outside_inputs, recipe_part
 from llm_assets.presenting import check_result, progress_metadata, record_metadata
 from llm_assets.recipe import Recipe
@@ -350,7 +350,7 @@ def _report(
     if mine.record is None or mine.status == "pinned":
         return _pinned_result(plan, mine, key, size_bytes)
     overrides = overrides_of(store, mine.artifact)
-    results = gate_results(plan.recipe, name, mine.record)
+    results = gate_results(plan, name, store)
     return MaterializeResult(
         asset_key=key,
         data_version=DataVersion(mine.artifact),

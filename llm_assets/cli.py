@@ -21,6 +21,11 @@ _COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "What happens when a stage fails.",
     ),
     "approve": ("llm_assets.approve_command", "approve", "Let a held stage run, once."),
+    "override": (
+        "llm_assets.override_command",
+        "override",
+        "Let one artifact through a gate that it failed.",
+    ),
     "manifest": ("llm_assets.manifest_command", "manifest", "Show and compare manifests."),
     "reproduce": ("llm_assets.manifest_command", "reproduce", "Was a manifest reproduced?"),
     "replay": ("llm_assets.replay_command", "replay", "Run a manifest again, from its sources."),

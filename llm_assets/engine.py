@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llm_assets.errors import GateFailedError, GuardError
-from llm_assets.gates.thresholds import GateResult, evaluate
+from llm_assets.gates.references import reference_metrics
+from llm_assets.gates.thresholds import GateResult, evaluate, is_confident
 from llm_assets.graph import ancestors
 from llm_assets.jobs import StageJob
+from llm_assets.overriding import overrides_of
 from llm_assets.planning import Plan, StagePlan, recipe_part
 from llm_assets.recipe import Recipe
 from llm_assets.store.digest import ArtifactHash
-from llm_assets.store.protocol import Record, Store
+from llm_assets.store.protocol import Store
 
 if TYPE_CHECKING:
     from llm_assets.costs.learning import StageEstimate
@@ -23,32 +25,39 @@ if TYPE_CHECKING:
 
 def gates_of(recipe: Recipe, stage: str) -> dict[str, dict[str, Any]]:
     """The thresholds of a stage by metric, as plain JSON. A release that HOLDs always fails."""
-    gates = {
-        metric: gate.model_dump(mode="json") for metric, gate in recipe.gates.get(stage, {}).items()
-    }
+    gates = {}
+    for metric, gate in recipe.gates.get(stage, {}).items():
+        limits = gate.model_dump(mode="json")
+        gates[metric] = {**limits, "confident": is_confident(metric, limits)}
     if stage == "release":
         gates.setdefault("ship", {"min": 1.0, "max": None, "confident": False})
     return gates
 
 
-def gate_results(recipe: Recipe, stage: str, record: Record) -> list[GateResult]:
-    """The verdict of every gate of a stage on the metrics of a record."""
-    return evaluate(record.metrics, gates_of(recipe, stage))
+def checked_metrics(plan: Plan, name: str, store: Store) -> dict[str, dict[str, Any]]:
+    """What the gates of a stage compare beside the metrics of its record: computed when they are
+    checked, and no part of any identity."""
+    return reference_metrics(plan, name, store, gates_of(plan.recipe, name))
 
 
-def overrides_of(store: Store, artifact: ArtifactHash) -> dict[str, dict[str, Any]]:
-    """Gate name to the override that somebody recorded for this artifact."""
-    return {str(body["gate"]): body for _, body in store.entries("overrides", f"{artifact}/")}
-
-
-def failed_gates(recipe: Recipe, plan: StagePlan, store: Store) -> list[GateResult]:
-    """Gates of a stage that its artifact fails and that nobody overrode."""
-    if plan.record is None or plan.artifact is None or not gates_of(recipe, plan.name):
+def gate_results(plan: Plan, name: str, store: Store) -> list[GateResult]:
+    """The verdict of every gate of a stage that has a record."""
+    gates = gates_of(plan.recipe, name)
+    record = plan.stages[name].record
+    if record is None or not gates:
         return []
-    failed = [r for r in gate_results(recipe, plan.name, plan.record) if r.blocks]
+    return evaluate({**record.metrics, **checked_metrics(plan, name, store)}, gates)
+
+
+def failed_gates(plan: Plan, name: str, store: Store) -> list[GateResult]:
+    """Gates of a stage that its artifact fails and that nobody overrode."""
+    artifact = plan.stages[name].artifact
+    if artifact is None:
+        return []
+    failed = [result for result in gate_results(plan, name, store) if result.blocks]
     if not failed:
         return []
-    overridden = overrides_of(store, plan.artifact)
+    overridden = overrides_of(store, artifact)
     return [result for result in failed if result.name not in overridden]
 
 
@@ -68,12 +77,14 @@ def check_upstream(plan: Plan, name: str, store: Store) -> None:
     if name == "release":
         return
     for above in plan.upstream(name):
-        for result in failed_gates(plan.recipe, above, store):
+        for result in failed_gates(plan, above.name, store):
             raise GateFailedError(
                 f"{plan.recipe.pipeline}/{name}: gate {result.name} of {above.name} failed on "
                 f"{above.artifact}: {result.why}\n"
                 f"  rule: an artifact whose gate failed is no input\n"
-                f"  next: mend {above.name} and run it again, or override the gate for that hash"
+                f"  next: mend {above.name} and run it again, or let this artifact through: "
+                f"llm-assets override {above.name}.{result.name} --artifact {above.artifact} "
+                '--reviewer NAME --reason "..."'
             )
 
 
@@ -85,12 +96,16 @@ def release_lineage(plan: Plan, store: Store) -> dict[str, Any]:
     recipe = plan.recipe
     stages: dict[str, Any] = {}
     overrides: list[dict[str, Any]] = []
+    checked: dict[str, Any] = {}
     for name in ancestors(plan.nodes, "release"):
         above = plan.stages[name]
         if above.artifact is None:
             continue
         stages[name] = _manifest_entry(above)
         overrides.extend(overrides_of(store, above.artifact).values())
+        found = checked_metrics(plan, name, store)
+        if found:
+            checked[name] = found
     return {
         "recipe": recipe.model_dump(mode="json", by_alias=True),
         "limit_usd": current_limit(
@@ -98,6 +113,7 @@ def release_lineage(plan: Plan, store: Store) -> dict[str, Any]:
         ),
         "gates": {stage: gates_of(recipe, stage) for stage in recipe.gates},
         "stages": stages,
+        "checked": checked,
         "overrides": overrides,
         "rollback_plan": {
             name: step.as_json() for name, step in rollback_plan(plan, store).items()

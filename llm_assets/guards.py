@@ -91,7 +91,7 @@ def _gate_refusals(plan: Plan, store: Store) -> list[str]:
     for name in plan.nodes:
         below = descendants(plan.nodes, {name}) - {name, "release"}
         stopped = [stage for stage in plan.rerun if stage in below]
-        for result in failed_gates(plan.recipe, plan.stages[name], store) if stopped else ():
+        for result in failed_gates(plan, name, store) if stopped else ():
             found.append(
                 f"gate {result.name} of {name} failed: {result.why}\n"
                 f"  rule: {', '.join(stopped)} would take what {name} gives\n"

@@ -85,6 +85,10 @@ class History:
         own = [body for body in self._own(stage) if not body["environment"]]
         return _record(own[-1]) if own else None
 
+    def all_of(self, stage: str) -> list[Record]:
+        """The records of a stage in this pipeline, oldest first, replays left out."""
+        return [_record(body) for body in self._own(stage) if not body["environment"]]
+
     def estimating(self, stages: Iterable[str]) -> list[Record]:
         """Records to estimate stages from: of this pipeline, or of all where it has none."""
         found = []

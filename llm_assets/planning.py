@@ -19,6 +19,7 @@ from llm_assets.graph import STAGES, Node, ancestors, descendants, import_of, st
 from llm_assets.history import History
 from llm_assets.holding import Hold, approval_of
 from llm_assets.identity import Source, hashed_part, identity_of, source_of
+from llm_assets.overriding import override_inputs
 from llm_assets.reasons import code_reasons, input_reasons, own_reasons
 from llm_assets.recipe import RECIPES_FOLDER, Recipe
 from llm_assets.sources import data_fingerprint, hashed_data, path_fingerprint
@@ -172,6 +173,8 @@ class _Planner:
             return _pinned(self.store, node)
         part = recipe_part(self.recipe, node)
         known, missing = _known_inputs(self.recipe, self.nodes, self.plans, name)
+        if name == "release":
+            known.update(override_inputs(self.store, known.values()))
         if missing:
             return self._waiting(name, part, source, known, missing)
         seed = self.recipe.seed

@@ -28,8 +28,10 @@ class GateSettings(Settings):
 
     min: float | None = Field(None, description="Fails below.")
     max: float | None = Field(None, description="Fails above.")
-    confident: bool = Field(
-        False, description="Compare the bound of the 95 % interval instead of the point."
+    confident: bool | None = Field(
+        None,
+        description="Compare the bound of the 95 % interval instead of the point. Without it: true "
+        "for a difference from a reference (`_delta` in the metric's name), else false.",
     )
 
 

@@ -10,9 +10,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from llm_assets.engine import gate_results, gates_of, overrides_of
+from llm_assets.engine import gate_results, gates_of
 from llm_assets.gates.thresholds import GateResult
 from llm_assets.graph import STAGES
+from llm_assets.overriding import overrides_of
 from llm_assets.planning import Plan, StagePlan, recipe_argument
 from llm_assets.store.protocol import Store
 
@@ -44,7 +45,7 @@ def stage_gates(plan: Plan, name: str, store: Store) -> list[tuple[GateResult, b
     if mine.status != "hit" or mine.record is None or mine.artifact is None:
         return []
     overridden = overrides_of(store, mine.artifact) if gates_of(plan.recipe, name) else {}
-    return [(r, r.name in overridden) for r in gate_results(plan.recipe, name, mine.record)]
+    return [(r, r.name in overridden) for r in gate_results(plan, name, store)]
 
 
 def all_gates_pass(plan: Plan, store: Store) -> bool:

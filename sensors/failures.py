@@ -83,9 +83,9 @@ def _rollback(
     own = {name: why for name, why in failed.items() if name in plan.nodes}
     if not own:
         return None
-    gates = [name for name in own if failed_gates(recipe, plan.stages[name], store)]
+    gates = [name for name in own if failed_gates(plan, name, store)]
     for name in gates:
-        results = failed_gates(recipe, plan.stages[name], store)
+        results = failed_gates(plan, name, store)
         own[name] = "; ".join(f"gate {result.name}: {result.why}" for result in results)
     return actual_rollback(plan, store, own, run_id=run.run_id, gates=gates)
 

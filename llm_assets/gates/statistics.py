@@ -161,6 +161,54 @@ def combined_mean(estimates: Sequence[float], intervals: Sequence[Interval]) -> 
     return Interval(mean - below, mean + above)
 
 
+def difference(first: float, one: Interval, second: float, other: Interval) -> Interval:
+    """Interval of first - second, two independent estimates, from an interval of each.
+
+    Method of variance estimates recovery, as in `combined_mean`.
+    """
+    low = math.hypot(first - one.low, other.high - second)
+    high = math.hypot(one.high - first, second - other.low)
+    return Interval(first - second - low, first - second + high)
+
+
+def ratio_interval(
+    numerators: Sequence[float], denominators: Sequence[float], confidence: float = 0.95
+) -> Interval:
+    """Interval of sum(numerators) / sum(denominators) by linearization (Cochran 1977, section 6.3).
+
+    For a mean over tokens when what was drawn are answers. ValueError unless there are pairs and
+    the denominators' sum is over 0. One pair says nothing of the spread: the interval is infinite.
+    """
+    total = math.fsum(denominators)
+    n = len(denominators)
+    if n != len(numerators) or not total > 0:
+        raise ValueError("a ratio needs pairs with denominators of more than 0 in all")
+    ratio = math.fsum(numerators) / total
+    if n == 1:
+        return Interval(-math.inf, math.inf)
+    residuals = [a - ratio * b for a, b in zip(numerators, denominators, strict=True)]
+    spread = math.sqrt(math.fsum(r * r for r in residuals) / (n - 1))
+    error = _z(confidence) * spread * math.sqrt(n) / total
+    return Interval(ratio - error, ratio + error)
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Interval of a mean, normal approximation; infinite for one value."""
+    return ratio_interval(values, [1.0] * len(values), confidence)
+
+
+def correlation_interval(r: float, n: int, controlled: int = 0) -> Interval:
+    """Interval of a correlation of n pairs, partial for `controlled` variables (Fisher 1921, 1924).
+
+    The whole range where n is too small to tell.
+    """
+    if n - controlled - 3 < 1:
+        return Interval(-1.0, 1.0)
+    centre = math.atanh(max(-0.999999, min(0.999999, r)))
+    half = _z(0.95) / math.sqrt(n - controlled - 3)
+    return Interval(math.tanh(centre - half), math.tanh(centre + half))
+
+
 def _tango_bound(
     won: int, lost: int, n: int, z: float, *, low: float, high: float, rising: bool
 ) -> float:

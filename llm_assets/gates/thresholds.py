@@ -71,10 +71,21 @@ def evaluate(metrics: Mapping[str, Any], gates: Mapping[str, Any]) -> list[GateR
     {"absent": a verdict, "why"} for a number that cannot be there yet. `gates`: metric name to
     {"min", "max", "confident"} (a GateSettings does as well); both bounds belong to the passing
     side.
-    A confident gate compares the bound of the metric's 95 % interval: `<name>_low` and
-    `<name>_high` where the stage gives them, else Wilson's for a value in [0, 1] with its n.
+    A confident gate compares the bound of the metric's 95 % interval; see `interval_of`. A gate
+    that does not say so is confident on a regression; see `is_regression`.
     """
     return [_evaluate_one(name, metrics, _plain(gates[name])) for name in sorted(gates)]
+
+
+def is_regression(name: str) -> bool:
+    """The metric is a difference from a reference: `_delta` stands in its name."""
+    return "_delta" in name
+
+
+def is_confident(name: str, threshold: Mapping[str, Any]) -> bool:
+    """Whether a gate compares the bound of the interval: what it says, else for regressions."""
+    said = threshold.get("confident")
+    return is_regression(name) if said is None else bool(said)
 
 
 def _evaluate_one(
@@ -83,7 +94,7 @@ def _evaluate_one(
     low, high = threshold.get("min"), threshold.get("max")
     entry = _plain(metrics.get(name, {}))
     value, n, missing = _datum(name, metrics)
-    interval = None if value is None else _interval(name, value, n, metrics)
+    interval = None if value is None else interval_of(name, metrics)
 
     def result(verdict: Verdict, why: str) -> GateResult:
         return GateResult(
@@ -103,7 +114,7 @@ def _evaluate_one(
         return result(entry["absent"], str(entry["why"]))
     if value is None:
         return result("no data", f"{missing}; no gate passes by having no data")
-    if not threshold.get("confident"):
+    if not is_confident(name, threshold):
         if low is not None and value < low:
             return result("fail", f"{_say(value, n)} is below min {low:g}")
         if high is not None and value > high:
@@ -144,9 +155,12 @@ def _datum(name: str, metrics: Mapping[str, Any]) -> tuple[float | None, int | N
     return float(value), n, ""
 
 
-def _interval(
-    name: str, value: float, n: int | None, metrics: Mapping[str, Any]
-) -> Interval | None:
+def interval_of(name: str, metrics: Mapping[str, Any]) -> Interval | None:
+    """The 95 % interval of a metric: `<name>_low` and `<name>_high` where the stage gives them,
+    else Wilson's for a value in [0, 1] with its n; None for any other."""
+    value, n, _ = _datum(name, metrics)
+    if value is None:
+        return None
     low, _, _ = _datum(f"{name}_low", metrics)
     high, _, _ = _datum(f"{name}_high", metrics)
     if low is not None and high is not None:

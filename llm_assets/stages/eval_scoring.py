@@ -174,6 +174,8 @@ def metrics_of(report: Mapping[str, Any]) -> dict[str, Metric]:
         metrics["oracle_score"] = Metric(value=oracle["policy"], n=n)
         metrics["oracle_score_reference"] = Metric(value=oracle["reference"], n=n)
         metrics["oracle_score_delta"] = Metric(value=oracle["delta"], n=n)
+        for end in ("low", "high"):
+            metrics[f"oracle_score_delta_{end}"] = Metric(value=oracle[f"delta_{end}"], n=n)
         if oracle["won"] + oracle["lost"]:
             differing = oracle["won"] + oracle["lost"]
             metrics["oracle_win_rate"] = Metric(value=oracle["won"] / differing, n=differing)
@@ -187,6 +189,48 @@ def metrics_of(report: Mapping[str, Any]) -> dict[str, Metric]:
     for end in ("low", "high"):
         metrics[f"kl_per_sequence_{end}"] = Metric(value=kl[end], n=kl["num_prompts"])
     return metrics
+
+
+def compare_reports(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Headline name to the row that compares the policies of two reports on the same items.
+
+    Items are matched by task and id; what only one report has is left out.
+    """
+    roles = {task["name"]: (task["role"], task["metric"]) for task in ours["tasks"]}
+    tasks = []
+    for name, rows in ours["items"].items():
+        others = {row["id"]: row for row in theirs["items"].get(name, [])}
+        pairs = [(row, others[row["id"]]) for row in rows if row["id"] in others]
+        if pairs:
+            role, metric = roles[name]
+            tasks.append(
+                TaskItems(
+                    name=name,
+                    role=role,
+                    metric=metric,
+                    policy=[_item_of(row) for row, _ in pairs],
+                    reference=[_item_of(row) for _, row in pairs],
+                )
+            )
+    compared = [_compare(task, 0) for task in tasks]
+    found = {row["name"]: row for row in _headlines(compared)}
+    oracle = _oracle(tasks, 0)
+    return found if oracle is None else {**found, "oracle_score": oracle}
+
+
+def _item_of(row: Mapping[str, Any]) -> Item:
+    """The policy's answer to an item of a report."""
+    said = row["policy"]
+    return Item(
+        id=row["id"],
+        prompt=row["prompt"],
+        target=row["target"],
+        answer=said["answer"],
+        passed=said["passed"],
+        oracle=said["oracle"],
+    )
 
 
 def _compare(task: TaskItems, seed: int) -> dict[str, Any]:

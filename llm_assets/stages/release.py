@@ -19,11 +19,12 @@ _NEEDED = ("artifact", "identity", "source_hash")
 
 
 def run(context: StageContext) -> StageResult:
-    """Decide on the lineage: {"recipe", "gates", "stages", "overrides", "rollback_plan"}."""
+    """Decide on the lineage: {"recipe", "gates", "stages", "checked", "overrides",
+    "rollback_plan"}. `checked`: what the checks measured beside the records, by stage."""
     lineage = context.lineage
     stages: Mapping[str, Mapping[str, Any]] = lineage.get("stages", {})
     overrides: Sequence[Mapping[str, Any]] = lineage.get("overrides", [])
-    verdicts = _verdicts(lineage.get("gates", {}), stages, overrides)
+    verdicts = _verdicts(lineage, stages, overrides)
     failed = [entry for entry in verdicts if entry["blocks"] and entry["override"] is None]
     reasons = [_reason(entry) for entry in failed]
     reasons += _gaps(context, stages)
@@ -82,15 +83,18 @@ def run(context: StageContext) -> StageResult:
 
 
 def _verdicts(
-    gates: Mapping[str, Mapping[str, Any]],
+    lineage: Mapping[str, Any],
     stages: Mapping[str, Mapping[str, Any]],
     overrides: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Every gate with its verdict, and the override that lets a failed one through, if any."""
+    gates: Mapping[str, Mapping[str, Any]] = lineage.get("gates", {})
+    checked: Mapping[str, Mapping[str, Any]] = lineage.get("checked", {})
     verdicts = []
     for stage in sorted(gates):
         entry = stages.get(stage, {})
-        for result in evaluate(entry.get("metrics", {}), gates[stage]):
+        metrics = {**entry.get("metrics", {}), **checked.get(stage, {})}
+        for result in evaluate(metrics, gates[stage]):
             override = None if not result.blocks else _override(stage, entry, result, overrides)
             verdicts.append({"stage": stage, **result.as_dict(), "override": override})
     return verdicts
