@@ -16,7 +16,6 @@ from llm_assets.jobs import StageJob
 from llm_assets.overriding import overrides_of
 from llm_assets.planning import Plan, StagePlan, recipe_part
 from llm_assets.recipe import Recipe
-from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.protocol import Store
 
 if TYPE_CHECKING:
