@@ -3,7 +3,7 @@
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dagster import (
@@ -23,7 +23,7 @@ from dagster import (
 )
 
 from llm_assets.aftermath import clear_dead
-from llm_assets.compat import cancelled, forget_input_version
+from llm_assets.compat import SlotFree, cancelled, forget_input_version
 from llm_assets.costs.learning import StageEstimate
 from llm_assets.damage import note_damage
 from llm_assets.engine import (
@@ -33,7 +33,7 @@ from llm_assets.engine import (
     gates_of,
 )
 from llm_assets.errors import DamagedError, LlmAssetsError, LostWorkerError, WorkerError
-from llm_assets.graph import Node, wire
+from llm_assets.graph import STAGES, Node, wire
 from llm_assets.guards import stage_money
 from llm_assets.identity import digest_of
 from llm_assets.overriding import overrides_of
@@ -85,6 +85,23 @@ def build_assets(recipe: Recipe) -> list[AssetsDefinition]:
             found.append(_build_source(recipe, node))
         found.append(_build_asset(recipe, name, node))
     return found
+
+
+def hit_finder(recipes: Sequence[Recipe]) -> SlotFree:
+    """Tells the executor which steps only report a hit, and so need no slot of the pool."""
+    stages = {asset_key(recipe, name): (recipe, name) for recipe in recipes for name in STAGES}
+
+    def is_hit(key: AssetKey, resources: Any, tags: Mapping[str, str]) -> bool:
+        if key not in stages:
+            return False
+        recipe, name = stages[key]
+        try:
+            plan = make_plan(recipe, resources.store.open(), replay=tags.get(REPLAY_TAG, ""))
+        except LlmAssetsError:
+            return False  # The step says it, where people look.
+        return plan.stages[name].status in ("hit", "pinned")
+
+    return is_hit
 
 
 def _has_source(node: Node) -> bool:

@@ -4,8 +4,8 @@ from typing import Any
 
 from dagster import AssetsDefinition, AssetSelection, Definitions, define_asset_job
 
-from llm_assets.assets import build_assets
-from llm_assets.executor import thread_executor
+from llm_assets.assets import build_assets, hit_finder
+from llm_assets.executor import build_executor
 from llm_assets.graph import ALIGNMENT, EVALUATION, wire
 from llm_assets.recipe import Recipe
 from llm_assets.resources import LocalLauncher, StoreResource
@@ -45,7 +45,7 @@ def build_definitions(recipes: list[Recipe]) -> Definitions:
         jobs=jobs,
         schedules=schedules,
         sensors=[build_failure_sensor(recipes)],
-        executor=thread_executor,
+        executor=build_executor(hit_finder(recipes)),
         resources={
             "store": StoreResource(url=""),
             "launcher": LocalLauncher(threads=0, grace_s=20.0),

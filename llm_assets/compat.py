@@ -9,16 +9,24 @@
   signal into the end of a run.
 - `CachingStaleStatusResolver`, `LoadingContextForTest`: see `stale_statuses`.
 - `free_concurrency_slots_for_run`: see `free_slots`.
+- `InstanceConcurrencyContext.claim`: see `_Slots`.
 - `wipe_input_asset_version_info`: see `forget_input_version`.
 """
 
 import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from dagster import DagsterEvent, DagsterExecutionInterruptedError, DagsterRunStatus, Executor
+from dagster import (
+    AssetKey,
+    DagsterEvent,
+    DagsterExecutionInterruptedError,
+    DagsterRunStatus,
+    Executor,
+)
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.events import EngineEventData
 from dagster._core.execution.api import ExecuteRunWithPlanIterable
@@ -30,6 +38,7 @@ from dagster._core.loader import LoadingContextForTest
 from dagster._utils.interrupts import capture_interrupts, pop_captured_interrupt
 
 __all__ = [
+    "SlotFree",
     "ThreadExecutor",
     "cancelled",
     "capture_interrupts",
@@ -41,6 +50,9 @@ __all__ = [
 _CANCELLED: dict[str, threading.Event] = {}
 _DONE = object()
 
+SlotFree = Callable[[AssetKey, Any, Mapping[str, str]], bool]
+"""(asset, resources, tags of the run): the asset's step needs no slot of its pool now."""
+
 
 def cancelled(run_id: str) -> bool:
     """The run was told to stop: whoever waits for a worker in one of its steps must end it."""
@@ -51,9 +63,12 @@ def cancelled(run_id: str) -> bool:
 class ThreadExecutor(Executor):
     """Runs the steps of a run on threads of the run's process, as many at a time as it is told."""
 
-    def __init__(self, retries: RetryMode, max_concurrent: int) -> None:
+    def __init__(
+        self, retries: RetryMode, max_concurrent: int, slot_free: SlotFree | None = None
+    ) -> None:
         self._retries = retries
         self._max_concurrent = max_concurrent
+        self._slot_free = slot_free
 
     @property
     def retries(self) -> RetryMode:
@@ -90,7 +105,7 @@ class ThreadExecutor(Executor):
         events: queue.Queue[tuple[str, object, Any]] = queue.Queue()
         try:
             with (
-                InstanceConcurrencyContext(job_context.instance, job_context.dagster_run) as slots,
+                _Slots(job_context, execution_plan, self._slot_free) as slots,
                 execution_plan.start(
                     retry_mode=job_context.retry_mode,
                     max_concurrent=self._max_concurrent,
@@ -139,6 +154,46 @@ class ThreadExecutor(Executor):
                 active.handle_event(event)
                 continue
             yield from active.plan_events_iterator(job_context)
+
+
+class _Slots(InstanceConcurrencyContext):
+    """Claims of pool slots, of which some steps need none.
+
+    Dagster claims a slot for every step of a pooled asset before its body runs. A hit does no work,
+    and would stand in line behind a run that trains. Asked again at each new try: what waits for a
+    slot may have become a hit meanwhile.
+    """
+
+    def __init__(self, job_context: Any, plan: Any, slot_free: SlotFree | None) -> None:
+        super().__init__(job_context.instance, job_context.dagster_run)
+        self._job_context = job_context
+        self._plan = plan
+        self._slot_free = slot_free
+
+    def claim(self, concurrency_key: str, step_key: str, step_priority: int = 0) -> bool:
+        """Whether the step may start."""
+        waits = step_key in self._pending_claims
+        if waits and time.time() <= self._pending_timeouts[step_key]:
+            return False
+        if self._needs_none(step_key):
+            if waits:
+                self._instance.event_log_storage.free_concurrency_slot_for_step(
+                    self._run_id, step_key
+                )
+                self._pending_claims.remove(step_key)
+            return True
+        return super().claim(concurrency_key, step_key, step_priority)
+
+    def _needs_none(self, step_key: str) -> bool:
+        if self._slot_free is None:
+            return False
+        node = self._plan.get_step_by_key(step_key).node_handle
+        layer = self._job_context.job_def.asset_layer
+        keys = layer.get_selected_entity_keys_for_node(node)
+        assets = [key for key in keys if isinstance(key, AssetKey)]
+        resources = self._job_context.scoped_resources_builder.build({"store"})
+        tags = self._job_context.dagster_run.tags
+        return bool(assets) and all(self._slot_free(key, resources, tags) for key in assets)
 
 
 def free_slots(instance: Any, run_id: str) -> None:

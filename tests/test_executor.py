@@ -27,7 +27,7 @@ from dagster import (
 )
 
 from llm_assets import dagster_run
-from llm_assets.executor import thread_executor
+from llm_assets.executor import build_executor
 
 _barrier = threading.Barrier(2)
 _tries: dict[str, int] = {}
@@ -74,7 +74,7 @@ def job(*names: str) -> JobDefinition:
     defs = Definitions(
         assets=[left, right, below, gated, below_gate, flaky, after_flaky],
         jobs=[define_asset_job("chosen", selection=list(names))],
-        executor=thread_executor,
+        executor=build_executor(),
     )
     return defs.resolve_job_def("chosen")
 
@@ -125,7 +125,7 @@ def test_an_interrupt_ends_the_run(own_places: Path) -> None:
             DagsterInstance, Definitions, asset, build_reconstructable_job, define_asset_job,
             execute_job)
         from llm_assets.compat import cancelled, capture_interrupts
-        from llm_assets.executor import thread_executor
+        from llm_assets.executor import build_executor
 
         @asset
         def waits(context: AssetExecutionContext) -> None:
@@ -136,7 +136,7 @@ def test_an_interrupt_ends_the_run(own_places: Path) -> None:
 
         def job():
             return Definitions(assets=[waits], jobs=[define_asset_job("all_of_it")],
-                executor=thread_executor).resolve_job_def("all_of_it")
+                executor=build_executor()).resolve_job_def("all_of_it")
 
         if __name__ == "__main__":
             with capture_interrupts():
@@ -147,7 +147,8 @@ def test_an_interrupt_ends_the_run(own_places: Path) -> None:
                 print(run.status.value, flush=True)
     """)
     (own_places / "interrupted.py").write_text(script)
-    environment = {**os.environ, "PYTHONPATH": str(own_places)}
+    path = os.pathsep.join(filter(None, [str(own_places), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
     process = subprocess.Popen(
         [sys.executable, "interrupted.py"],
         cwd=own_places,

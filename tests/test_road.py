@@ -15,7 +15,7 @@ from llm_assets import planning
 from llm_assets.assets import build_assets
 from llm_assets.cli import app
 from llm_assets.compat import stale_statuses
-from llm_assets.executor import thread_executor
+from llm_assets.executor import build_executor
 from llm_assets.planning import make_plan
 from llm_assets.recipe import Recipe, load_recipe
 from llm_assets.resources import LocalLauncher, StoreResource
@@ -218,7 +218,7 @@ def test_what_is_told_of_a_failure_makes_nothing_stale(
     assert report_failure(instance, run, [gated], log=print)
     defs = Definitions(
         assets=build_assets(loaded),
-        executor=thread_executor,
+        executor=build_executor(),
         resources={
             "store": StoreResource(url=""),
             "launcher": LocalLauncher(threads=1, grace_s=1.0),
