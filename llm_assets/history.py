@@ -19,19 +19,22 @@ from typing import Any
 from llm_assets.caching import cache_folder, write_atomically
 from llm_assets.errors import DamagedError, NotFoundError
 from llm_assets.identity import changed_keys
+from llm_assets.jobs import RESUMED
 from llm_assets.store.documents import parse_record, record_body
 from llm_assets.store.protocol import Record, Store
 
-_FORMAT = 2
+_FORMAT = 3
 _NEWEST = 60
 """Records of a stage that an estimate may look at; learning.py takes the newest twelve that fit."""
 
 
 def _slim(record: Record) -> dict[str, Any]:
     """What a plan and an estimate need of a record."""
-    replay = {key: value for key, value in record.environment.items() if key == "replay"}
+    kept = {
+        key: record.environment[key] for key in ("replay", RESUMED) if key in record.environment
+    }
     small = dataclasses.replace(
-        record, metrics={}, environment=replay, series={}, samples=(), tables={}
+        record, metrics={}, environment=kept, series={}, samples=(), tables={}
     )
     return record_body(small)
 
@@ -63,7 +66,8 @@ def _read_index(store: Store) -> list[dict[str, Any]]:
 
 class History:
     """What ran before: of one pipeline for the reasons, of all of them for the estimates. The
-    records have no metrics, curves, samples and tables, and of the environment the replay only."""
+    records have no metrics, curves, samples and tables, and of the environment only the replay and
+    where it resumed."""
 
     def __init__(self, store: Store, pipeline: str) -> None:
         self._store = store
@@ -82,7 +86,7 @@ class History:
     def newest(self, stage: str) -> Record | None:
         """The newest record of a stage in this pipeline, replays left out; None when it never
         ran."""
-        own = [body for body in self._own(stage) if not body["environment"]]
+        own = [body for body in self._own(stage) if "replay" not in body["environment"]]
         return _record(own[-1]) if own else None
 
     def all_of(self, stage: str) -> list[Record]:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+RESUMED = "resumed_at_tokens"
+"""In a record's environment: its attempt went on from a save, so its time is that of a part."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageJob:

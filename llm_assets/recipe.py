@@ -35,17 +35,28 @@ class GateSettings(Settings):
     )
 
 
+def _us_dollars(value: Any) -> Any:
+    """ValueError for money written as a text, such as `2.50 EUR`."""
+    if isinstance(value, str):
+        raise ValueError("money is a number of US dollars; no rate of exchange is assumed")
+    return value
+
+
 class BudgetSettings(Settings):
     """What may be spent."""
 
     limit_usd: float = Field(10.0, gt=0, description="Of the whole campaign, USD.")
-    campaign: str | None = Field(None, description="Several pipelines may share one; default: own.")
+    campaign: str | None = Field(
+        None, min_length=1, description="Several pipelines may share one; default: own."
+    )
     stage_limits_usd: dict[str, float] = Field(
         default_factory=dict, description="Stage to USD: training stops there, with a checkpoint."
     )
     hold_over_usd: float = Field(
         1.0, ge=0, description="An expensive stage that only code made stale waits above this."
     )
+
+    _dollars = field_validator("limit_usd", "hold_over_usd", mode="before")(_us_dollars)
 
 
 class RateSettings(Settings):
@@ -58,6 +69,11 @@ class RateSettings(Settings):
         None, gt=0, le=1, description="Share of peak; measured by earlier records without it."
     )
     peak_tflops: float | None = Field(None, gt=0, description="Overrides the device table.")
+    memory_gib: float | None = Field(
+        None, gt=0, description="Of one device; overrides the device table, or this machine's."
+    )
+
+    _dollars = field_validator("usd_per_hour", mode="before")(_us_dollars)
 
 
 class ToleranceSettings(Settings):

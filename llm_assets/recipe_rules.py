@@ -14,13 +14,14 @@ from llm_assets.trainer_fields import OWNED, trainer_fields
 
 
 def check_rules(recipe: Recipe) -> None:
-    """RecipeError for the first impossible combination."""
+    """RecipeError for the first impossible combination; UserError for a device nobody knows."""
     _check_trainer_settings(recipe)
     _check_pins(recipe)
     _check_imports(recipe)
     _check_training_length(recipe)
     _check_gates(recipe)
     _check_stage_limits(recipe)
+    _check_device(recipe)
     nodes = wire(recipe)
     _check_sources(recipe, set(nodes))
 
@@ -181,6 +182,13 @@ def _check_stage_limits(recipe: Recipe) -> None:
             raise _error(
                 recipe, place, str(limit), "a limit is more than zero", "give it in US dollars"
             )
+
+
+def _check_device(recipe: Recipe) -> None:
+    from llm_assets.costs.devices import find_device
+
+    rates = recipe.rates
+    find_device(rates.device, where=f"{recipe.path}: rates.device", peak_tflops=rates.peak_tflops)
 
 
 def _check_sources(recipe: Recipe, present: set[str]) -> None:

@@ -16,7 +16,7 @@ from llm_assets.costs.ledger import FLUSH_EVERY_S, Attempt, open_attempt
 from llm_assets.costs.meter import Meter
 from llm_assets.costs.quantities import show_usd
 from llm_assets.errors import StoreError
-from llm_assets.jobs import StageJob
+from llm_assets.jobs import RESUMED, StageJob
 from llm_assets.reporting import Reporter
 from llm_assets.store.protocol import Store
 
@@ -52,6 +52,10 @@ class Spending:
     def device(self) -> str:
         """How the record names what the stage ran on."""
         return device_label(self._job.device, self._job.devices)
+
+    def resumed(self) -> dict[str, str]:
+        """For the record: tokens that earlier attempts had trained on before this one went on."""
+        return {RESUMED: str(self._first_tokens)} if self._first_tokens else {}
 
     def flops_of(self, tokens: int) -> float:
         """Operations of `tokens`, by the formulas of costs/work.py; of all that was planned when

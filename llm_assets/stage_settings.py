@@ -21,7 +21,9 @@ def runtime(default: Any = ..., **kwargs: Any) -> Any:
 class Settings(BaseModel):
     """A frozen block of the recipe; an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, defer_build=True, allow_inf_nan=False
+    )
 
 
 class LoraSettings(Settings):

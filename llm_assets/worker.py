@@ -165,7 +165,7 @@ def _record(
         device=spending.device,
         modules=source.modules,
         libraries=source.libraries,
-        environment=_environment(job),
+        environment={**_environment(job), **spending.resumed()},
         series={name: [list(point) for point in line] for name, line in result.series.items()},
         samples=tuple(result.samples),
         tables={name: list(rows) for name, rows in result.tables.items()},

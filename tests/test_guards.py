@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from llm_assets.cli import app
 from llm_assets.costs.budget import budget_log, standing
 from llm_assets.costs.ledger import open_attempt
-from llm_assets.errors import BudgetError
+from llm_assets.errors import BudgetError, UserError
 from llm_assets.guards import forecast_plan, refusals, stage_money, start_run
 from llm_assets.planning import make_plan
 from llm_assets.recipe import Recipe, load_recipe
@@ -152,6 +152,42 @@ def test_a_model_that_cannot_fit_is_refused(store: Store, recipe: Loader) -> Non
     plan = make_plan(recipe(stages__base_checkpoint__model=huge, budget__limit_usd=1e12), store)
     texts = refusals(plan, store, forecast_plan(plan, store))
     assert any("on each device" in text for text in texts)
+
+
+def test_a_device_smaller_than_the_table_s_is_refused(store: Store, recipe: Loader) -> None:
+    rates = {"device": "h100", "usd_per_hour": 1e-6}
+    plan = make_plan(recipe(rates=rates), store)
+    assert refusals(plan, store, forecast_plan(plan, store)) == []
+    plan = make_plan(recipe(rates={**rates, "memory_gib": 0.01}), store)
+    (text,) = refusals(plan, store, forecast_plan(plan, store))
+    assert "stages.base_checkpoint" in text
+    assert "a h100-sxm has 0.01 GiB" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rates__usd_per_hour": "2.50 EUR"}, "a number of US dollars"),
+        ({"rates__usd_per_hour": -1.0}, "greater than or equal to 0"),
+        ({"rates__usd_per_hour": float("inf")}, "finite"),
+        ({"rates": {"device": "h100"}}, "usd_per_hour: nothing"),
+        (
+            {"rates": {"device": "h1000", "usd_per_hour": 1.0}},
+            r"recipe.yaml: rates.device: unknown",
+        ),
+        ({"budget__limit_usd": float("nan")}, "budget.limit_usd: nan"),
+        ({"budget__limit_usd": float("inf")}, "finite"),
+        ({"budget__limit_usd": "10 EUR"}, "a number of US dollars"),
+        ({"budget__stage_limits_usd": {"sft": 1.0}}, "unknown stage 'sft'"),
+        ({"budget__stage_limits_usd": {"sft_checkpoint": -1.0}}, "more than zero"),
+    ],
+)
+def test_money_that_makes_no_sense_is_an_error_of_the_recipe(
+    recipe: Loader, change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        recipe(**change)
+    assert said in str(caught.value)
 
 
 def test_plan_and_run_refuse_over_budget(store: Store, tmp_path: Path) -> None:

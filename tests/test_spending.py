@@ -14,7 +14,8 @@ from llm_assets.costs.budget import set_limit
 from llm_assets.costs.ledger import ledger_entries
 from llm_assets.engine import build_job
 from llm_assets.errors import BudgetError
-from llm_assets.jobs import StageJob
+from llm_assets.history import History
+from llm_assets.jobs import RESUMED, StageJob
 from llm_assets.planning import make_plan
 from llm_assets.recipe import load_recipe
 from llm_assets.reporting import Reporter
@@ -115,6 +116,12 @@ def test_a_stage_stops_at_its_limit_and_a_raised_limit_goes_on(
     assert run(dataclasses.replace(job, stage_limit_usd=1000.0)) == 0
     (last,) = [entry for entry in attempts(store) if entry.status == "done"]
     assert last.usage.tokens == 500 - 100 * (step + 1)
+    # The record says so, also to the estimates: its time is that of a part of its work.
+    (record,) = store.records(Identity.parse(job.identity))
+    assert record.environment[RESUMED] == str(100 * (step + 1))
+    assert record.tokens == 500
+    (remembered,) = History(store, "tiny").estimating(["sft_checkpoint"])
+    assert RESUMED in remembered.environment
 
 
 def test_the_campaigns_last_money_stops_a_stage(store: Store, job: StageJob, run: Run) -> None:

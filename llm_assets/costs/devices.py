@@ -8,6 +8,7 @@ print the sparse number first; the dense one is half of it. A recipe overrides t
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -203,11 +204,11 @@ def find_device(
     """
     found = _BY_PLAIN.get(_plain(name))
     for what, value in (("peak_tflops", peak_tflops), ("memory_gib", memory_gib)):
-        if value is not None and not value > 0:
+        if value is not None and not (value > 0 and math.isfinite(value)):
             raise UserError(
                 where=where,
                 found=f"{what} {value}",
-                rule="throughput and memory are above zero",
+                rule="throughput and memory are above zero and finite",
                 remedy="take the number from the vendor's datasheet",
             )
     if found is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from llm_assets.costs.devices import find_device, local_memory_gib
+from llm_assets.costs.devices import local_memory_gib
 from llm_assets.costs.expected import (
     expected_info,
     record_info,
@@ -100,19 +100,14 @@ def _estimate(
     )
 
 
-def check_recipe_memory(
-    recipe: Recipe, stages: Iterable[str], *, memory_gib: float | None = None
-) -> None:
+def check_recipe_memory(recipe: Recipe, stages: Iterable[str]) -> None:
     """RecipeError for the first of `stages` that can't fit on the recipe's device.
 
-    `memory_gib` overrides the device table; for `cpu` it is this machine's without it.
+    `rates.memory_gib` overrides the device table; for `cpu` it is this machine's without it.
     """
     device = device_of(recipe.rates)
-    if memory_gib is None and device.is_cpu:
-        memory_gib = local_memory_gib()
-    device = find_device(
-        device.name, peak_tflops=device.peak_tflops, memory_gib=memory_gib or device.memory_gib
-    )
+    if device.memory_gib is None and device.is_cpu:
+        device = replace(device, memory_gib=local_memory_gib())
     for name in stages:
         need = stage_memory(name, _block(recipe, name), expected_info(recipe, name))
         check_memory(name, need, device)

@@ -29,6 +29,7 @@ from llm_assets.costs.devices import Device, find_device, parse_label
 from llm_assets.costs.estimate import DEFAULT_UTILIZATION, from_wall
 from llm_assets.costs.work import InputsInfo, StageWork, stage_work
 from llm_assets.errors import RecipeError
+from llm_assets.jobs import RESUMED
 from llm_assets.recipe import RateSettings
 from llm_assets.stage_settings import StageBlocks
 from llm_assets.store.protocol import Record
@@ -87,7 +88,12 @@ class _Point:
 
 def device_of(rates: RateSettings) -> Device:
     """The device that a recipe's rates name, with their overrides."""
-    return find_device(rates.device, where="rates.device", peak_tflops=rates.peak_tflops)
+    return find_device(
+        rates.device,
+        where="rates.device",
+        peak_tflops=rates.peak_tflops,
+        memory_gib=rates.memory_gib,
+    )
 
 
 def processes_of(rates: RateSettings) -> int:
@@ -202,11 +208,15 @@ def _source(num_records: int) -> str:
 
 
 def _newest(records: Sequence[Record], stage: str, device: str) -> list[Record]:
-    """Records of a stage on a device, oldest first, the newest ones only."""
+    """Records of a stage on a device, oldest first, the newest ones only. One that went on from a
+    save took the time of a part of its work, so it teaches nothing."""
     found = [
         record
         for record in records
-        if record.stage == stage and record.wall_s > 0 and parse_label(record.device)[0] == device
+        if record.stage == stage
+        and record.wall_s > 0
+        and parse_label(record.device)[0] == device
+        and RESUMED not in record.environment
     ]
     return sorted(found, key=lambda record: record.created_at)[-NEWEST:]
 

@@ -25,6 +25,7 @@ from llm_assets.costs.work import (
 from llm_assets.errors import RecipeError
 from llm_assets.graph import STAGES
 from llm_assets.identity import hashed_part
+from llm_assets.jobs import RESUMED
 from llm_assets.recipe import RateSettings, load_recipe
 from llm_assets.stage_settings import (
     BaseSettings,
@@ -89,6 +90,13 @@ def records(*walls: float, **changes: Any) -> list[Record]:
 
 def estimate(settings: Any, earlier: list[Record], rates: RateSettings = CPU) -> Any:
     return estimate_stage("sft_checkpoint", settings, INFO, rates, earlier)
+
+
+def test_a_record_that_was_resumed_teaches_nothing() -> None:
+    part = record(3.0, environment={RESUMED: "1000"})
+    assert estimate(sft(), [part]).source == "first principles"
+    found = estimate(sft(), [*records(40.0), part])
+    assert (found.wall_s, found.num_records) == (40.0, 1)
 
 
 # What a stage computes.
@@ -428,5 +436,6 @@ def test_a_forecast_says_what_it_can_t_know(store: Store) -> None:
 def test_a_recipe_that_can_t_fit_is_refused_before_it_starts() -> None:
     recipe = load_recipe("tiny")
     check_recipe_memory(recipe, STAGES)
-    with pytest.raises(RecipeError, match=r"stages\.base_checkpoint"):
-        check_recipe_memory(recipe, STAGES, memory_gib=0.1)
+    small = recipe.rates.model_copy(update={"memory_gib": 0.1})
+    with pytest.raises(RecipeError, match=r"(?s)stages\.base_checkpoint.*a cpu has 0\.1 GiB"):
+        check_recipe_memory(recipe.model_copy(update={"rates": small}), STAGES)
