@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from llm_assets.errors import RecipeError
+from llm_assets.errors import RecipeError, UserError
 from llm_assets.graph import STAGES, import_of, stages_off, wire
 from llm_assets.recipe import Recipe
 from llm_assets.sources import check_reachable, import_path
@@ -22,6 +22,7 @@ def check_rules(recipe: Recipe) -> None:
     _check_gates(recipe)
     _check_stage_limits(recipe)
     _check_device(recipe)
+    _check_campaign(recipe)
     nodes = wire(recipe)
     _check_sources(recipe, set(nodes))
 
@@ -189,6 +190,17 @@ def _check_device(recipe: Recipe) -> None:
 
     rates = recipe.rates
     find_device(rates.device, where=f"{recipe.path}: rates.device", peak_tflops=rates.peak_tflops)
+
+
+def _check_campaign(recipe: Recipe) -> None:
+    from llm_assets.costs.entries import campaign_key
+
+    try:
+        campaign_key(recipe.campaign)
+    except UserError as error:
+        raise _error(
+            recipe, "budget.campaign", error.found, error.rule, "give it a short name"
+        ) from error
 
 
 def _check_sources(recipe: Recipe, present: set[str]) -> None:

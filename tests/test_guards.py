@@ -1,6 +1,10 @@
 """What stops a run before money is spent."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +83,39 @@ def test_two_runs_cannot_both_spend_the_last_money(store: Store, recipe: Loader)
         start_run(plan, store, estimates, owner="two")
     with start_run(plan, store, estimates, owner="two"):
         assert standing(store, "small", whole * 1.5).reserved_usd == pytest.approx(whole)
+
+
+def test_of_two_run_commands_at_once_one_is_refused(store: Store, recipe: Loader) -> None:
+    whole = total(recipe(), store)
+    path = recipe(budget__limit_usd=whole * 1.5).path
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "llm_assets.cli", "run", "-r", str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        while not [run for run in runs if run.poll() is not None]:
+            time.sleep(0.05)
+        (refused,) = [run for run in runs if run.poll() is not None]
+        said = refused.communicate()[0]
+        assert refused.returncode == 3, said
+        assert "reserved by other runs" in said
+        (going,) = [run for run in runs if run is not refused]
+        assert standing(store, "small", whole * 1.5).reserved_usd > 0
+        going.send_signal(signal.SIGINT)
+        said = going.communicate()[0]
+        assert "interrupted" in said
+    finally:
+        for run in runs:
+            run.kill()
+            run.wait()
+    # What it had reserved and not spent is free again.
+    assert standing(store, "small", None).reserved_usd == 0
 
 
 def test_a_stage_draws_on_the_runs_reservation(store: Store, recipe: Loader) -> None:
@@ -178,6 +215,8 @@ def test_a_device_smaller_than_the_table_s_is_refused(store: Store, recipe: Load
         ({"budget__limit_usd": float("nan")}, "budget.limit_usd: nan"),
         ({"budget__limit_usd": float("inf")}, "finite"),
         ({"budget__limit_usd": "10 EUR"}, "a number of US dollars"),
+        ({"budget__campaign": ""}, "budget.campaign: ''"),
+        ({"budget__campaign": "雪" * 100}, "a name of 100 characters"),
         ({"budget__stage_limits_usd": {"sft": 1.0}}, "unknown stage 'sft'"),
         ({"budget__stage_limits_usd": {"sft_checkpoint": -1.0}}, "more than zero"),
     ],

@@ -252,7 +252,8 @@ def show(recipe_path: str, campaign: str | None, as_json: bool) -> None:
         )
 
 
-@budget.command("set")
+# A negative limit is an amount, and an error that says so, not an unknown option.
+@budget.command("set", context_settings={"ignore_unknown_options": True})
 @click.argument("limit")
 @_RECIPE
 @_CAMPAIGN

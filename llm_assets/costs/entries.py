@@ -30,6 +30,7 @@ from llm_assets.store.protocol import Store
 KIND = "ledger"
 FORMAT = 1
 LOST_AFTER_S = 180.0
+_LONGEST_KEY = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +141,16 @@ class LedgerEntry:
 
 
 def campaign_key(campaign: str) -> str:
-    """A campaign's name as one segment of a key."""
-    return quote(campaign, safe="")
+    """A campaign's name as one segment of a key. UserError for one that can be none."""
+    key = quote(campaign, safe="")
+    if not campaign.strip() or len(key) > _LONGEST_KEY:
+        raise UserError(
+            where="campaign",
+            found=f"a name of {len(campaign)} characters" if key else "an empty name",
+            rule=f"a campaign has a name, of at most {_LONGEST_KEY} bytes as its key is written",
+            remedy="give it a short name",
+        )
+    return key
 
 
 def spent_usd(store: Store, campaign: str) -> float:

@@ -203,6 +203,14 @@ def test_the_budget_is_shown_and_set(
     assert "ann (command): a longer run" in capsys.readouterr().out
     assert main(["budget", "set", "9", *recipe]) == 2  # no reason
     assert main(["budget", "set", "9 EUR", *recipe, "--why", "x"]) == 2
+    capsys.readouterr()
+    for limit in ("-5", "nan", "1e400", ""):
+        assert main(["budget", "set", limit, *recipe, "--why", "x"]) == 2
+        assert "LIMIT: " in capsys.readouterr().err
+    for campaign in ("", " ", "a" * 400, "雪" * 100):
+        for command in (["budget", "set", "5", "--why", "x"], ["budget", "show"], ["costs"]):
+            assert main([*command, "--campaign", campaign]) == 2
+            assert "a campaign has a name" in capsys.readouterr().err
     assert main(["budget", "set", "9", *recipe, "--campaign", "other", "--why", "new"]) == 0
     capsys.readouterr()
     assert main(["budget", "show", *recipe, "--campaign", "other", "--json"]) == 0
