@@ -1,11 +1,12 @@
 """What a failure costs: after each stage failed in turn, the partial rerun against the full run.
 
-    python benchmarks/rerun.py [-r RECIPE] [--stages sft_checkpoint,dpo_policy] [--idle-only]
+    python benchmarks/rerun.py [-r RECIPE] [--stages sft_checkpoint,dpo_policy]
+    python benchmarks/rerun.py --only idle          # or failures
 
 1. A full run from an empty store.
 2. For each stage: the store as it stands when everything above is done; a run whose worker of that
-   stage is killed as soon as it starts; then the run that goes on, which is timed. `share` is its
-   wall time over the full run's.
+   stage is killed as soon as it starts (retries are off, so the run fails); then the run that goes
+   on, which is timed. `share` is its wall time over the full run's.
 3. With nothing to do: `llm-assets run` against `dvc repro` on twelve trivial stages (null where dvc
    is not installed), and `dagster asset materialize` of the whole graph against twelve trivial
    assets under Dagster's default executor. Each is the median of three.
@@ -28,6 +29,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from llm_assets.planning import invalidated_by
 from llm_assets.recipe import Recipe, load_recipe
@@ -108,6 +111,17 @@ def _worker_of(run: int, log: str) -> int | None:
         except (OSError, ValueError, IndexError):
             continue  # it ended while it was looked at
     return None
+
+
+def without_retries(recipe: Recipe, folder: Path) -> Recipe:
+    """A copy of the recipe whose runs fail when a worker is killed. Launcher settings are no part
+    of an identity."""
+    document = yaml.safe_load(recipe.path.read_text())
+    launcher = document.setdefault("launcher", {})
+    launcher["retries"] = {**launcher.get("retries", {}), "max_retries": 0}
+    path = folder / recipe.path.name
+    path.write_text(yaml.safe_dump(document))
+    return load_recipe(str(path))
 
 
 def failures(recipe: Recipe, done: Path, folder: Path, stages: list[str]) -> dict[str, float]:
@@ -209,7 +223,7 @@ def main() -> None:
     )
     parser.add_argument("-r", "--recipe", default="tiny")
     parser.add_argument("--stages", help="comma-separated; default: all but the data sets")
-    parser.add_argument("--idle-only", action="store_true")
+    parser.add_argument("--only", choices=["failures", "idle"])
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
     numbered = [name for name in invalidated_by(recipe, {"corpus", "evals", "instructions"})]
@@ -218,12 +232,14 @@ def main() -> None:
         stages = arguments.stages.split(",")
     with tempfile.TemporaryDirectory(prefix="llm-assets-rerun-") as name:
         folder = Path(name)
+        recipe = without_retries(recipe, folder)
         done = Place(folder / "done", recipe)
         full_s = done.run()
         print(f"full run: {full_s:.1f} s", file=sys.stderr)
         result: dict[str, Any] = {"recipe": recipe.pipeline, "full_s": round(full_s, 1)}
-        result["idle"] = idle(recipe, done, folder)
-        if not arguments.idle_only:
+        if arguments.only != "failures":
+            result["idle"] = idle(recipe, done, folder)
+        if arguments.only != "idle":
             after = failures(recipe, done.home, folder, stages)
             result["rerun_s"] = {stage: round(seconds, 1) for stage, seconds in after.items()}
             result["share"] = {stage: round(s / full_s, 3) for stage, s in after.items()}

@@ -18,11 +18,14 @@ from llm_assets.errors import NotFoundError, RefusedError, StoreError, message
 from llm_assets.store.digest import BlobHash
 from llm_assets.store.direct_io import buffer
 from llm_assets.store.document_store import blob_key
-from llm_assets.store.hashing import hash_part, part_range
+from llm_assets.store.hashing import hash_part, num_workers, part_range
 from llm_assets.store.parallel import in_parallel
 from llm_assets.store.s3_backend import WORKERS
 from llm_assets.store.s3_client import PreconditionFailed, S3Client
 
+UPLOADS = max(4, min(WORKERS, 2 * num_workers()))
+"""Parts on their way at the same time. Each keeps a core of the receiver busy with its checksums:
+where that is this machine, more of them only get into each other's way."""
 _MIN_READ = 8192
 _READ_BYTES = 256 * 1024
 
@@ -129,7 +132,7 @@ class Upload:
             return {"PartNumber": part + 1, "ETag": answer["ETag"], "ChecksumSHA256": digest}
 
         try:
-            parts = in_parallel(send, range(len(self.digests)), WORKERS)
+            parts = in_parallel(send, range(len(self.digests)), UPLOADS)
             list_key = self.s3.key(parts_key(self.blob))
             self.s3.call("put_object", Key=list_key, Body=b"".join(self.digests))
             self._complete(upload, parts, size_bytes)

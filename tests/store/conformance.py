@@ -24,7 +24,7 @@ from llm_assets.errors import (
 )
 from llm_assets.store.canonical import seal
 from llm_assets.store.digest import ArtifactHash
-from llm_assets.store.document_store import tree_key
+from llm_assets.store.document_store import blob_key, tree_key
 from llm_assets.store.documents import record_body
 from llm_assets.store.protocol import Store
 from tests.store.samples import METADATA, folder_of, identity_of, put, record_of, write
@@ -32,6 +32,7 @@ from tests.store.worlds import World, blob_of, flip
 
 PART = 64 * 2**20
 NOWHERE = ArtifactHash("f" * 64)
+EMPTY = hashlib.sha256(b"").hexdigest()
 
 
 class Artifacts:
@@ -328,21 +329,39 @@ class Damage:
         assert put(store, source) == artifact
         assert store.verify(artifact) == []
 
-    def test_a_tree_that_would_write_elsewhere(self, world: World, source: Path) -> None:
+    @pytest.mark.parametrize(
+        "paths",
+        [
+            ["../escape"],
+            ["/tmp/escape"],
+            ["a/../../b"],
+            ["README", "readme"],
+            ["cafe\u0301.txt", "caf\u00e9.txt"],
+            ["a", "a/b"],
+            ["a\\b"],
+            ["a\u0000b"],
+        ],
+    )
+    def test_a_tree_that_no_put_would_make(
+        self, world: World, source: Path, paths: list[str]
+    ) -> None:
         put(world.open(), folder_of(source))
-        blob = "0" * 64
-        for path in ("../escape", "/tmp/escape", "a/../../b"):
-            document = {
-                "files": [{"blob": blob, "path": path, "size_bytes": 0}],
-                "format": 1,
-                "metadata": {},
-                "type": "corpus",
-            }
-            content = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-            artifact = ArtifactHash(hashlib.sha256(content).hexdigest())
-            world.write(tree_key(artifact), content)
-            with pytest.raises(RefusedError, match="path"):
-                world.open().fetch(artifact)
+        document = {
+            "files": [{"blob": EMPTY, "path": path, "size_bytes": 0} for path in paths],
+            "format": 1,
+            "metadata": {},
+            "type": "corpus",
+        }
+        content = json.dumps(
+            document, sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        ).encode()
+        artifact = ArtifactHash(hashlib.sha256(content).hexdigest())
+        world.write(tree_key(artifact), content)
+        world.write(blob_key(EMPTY), b"")
+        store = world.open()
+        with pytest.raises(RefusedError, match=r"path|differ|backslash"):
+            store.fetch(artifact)
+        assert not (store.local_root / "checkouts" / artifact).exists()
 
 
 class Records:

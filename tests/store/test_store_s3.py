@@ -148,6 +148,15 @@ def test_throttling_is_retried(faulty: Faulty) -> None:
     assert faulty.faults == ["503"] * 3
 
 
+def test_pauses_grow_at_random_up_to_a_cap() -> None:
+    policy = RetryPolicy(base_s=0.2, cap_s=3.0)
+    pauses = [[policy.pause_s(attempt) for _ in range(200)] for attempt in range(10)]
+    for attempt, found in enumerate(pauses):
+        limit = min(3.0, 0.2 * 2**attempt)
+        assert 0.8 * limit < max(found) <= limit
+        assert min(found) < 0.2 * limit
+
+
 def test_what_never_ends_is_given_up(faulty: Faulty, source: Path) -> None:
     broken = False
     store = faulty.open(lambda request: "503" if broken else "", RetryPolicy(attempts=4, base_s=0))

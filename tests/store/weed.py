@@ -135,6 +135,11 @@ class SeaweedServer:
             process.wait()
 
     @property
+    def data(self) -> Path:
+        """Where the server keeps its objects."""
+        return self._folder / "data"
+
+    @property
     def log(self) -> str:
         """What the server wrote."""
         return (self._folder / "log").read_text(errors="replace")
