@@ -17,6 +17,7 @@
     │   ├── GateFailedError           an upstream gate failed
     │   └── HeldError                 an expensive stage waits for an approval
     ├── NonFiniteLossError            training produced NaN or infinity
+    ├── SaveError                     an in-training save cannot be written, or none gone on from
     ├── WorkerError                   the worker ended without a record
     │   └── LostWorkerError           it was killed or preempted, or lost its store: worth a retry
     └── ServerError                   an inference server did not start, answer or stay up
@@ -106,6 +107,10 @@ class HeldError(GuardError):
 
 class NonFiniteLossError(LlmAssetsError):
     """Training produced a NaN or infinite loss."""
+
+
+class SaveError(LlmAssetsError):
+    """An in-training save could not be written, or there is none that a training may go on from."""
 
 
 class WorkerError(LlmAssetsError):

@@ -125,7 +125,7 @@ def _lost_s(recipe: Recipe, name: str, estimate: StageEstimate | None) -> float 
     if not STAGES[name].trains or not isinstance(settings, TrainSettings) or settings.import_:
         return estimate.wall_s
     since_save = [estimate.wall_s]
-    if settings.checkpoint.every_minutes is not None:
+    if isinstance(settings.checkpoint.every_minutes, float):
         since_save.append(settings.checkpoint.every_minutes * 60)
     if settings.checkpoint.every_steps is not None and settings.max_steps:
         share = settings.checkpoint.every_steps / settings.max_steps

@@ -8,7 +8,7 @@ part of the identity.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -50,9 +50,35 @@ class StageSettings(Settings):
 class CheckpointSettings(Settings):
     """In-training saves. No part of the identity."""
 
-    every_steps: int | None = Field(None, ge=1, description="A full save each N steps.")
-    every_minutes: float | None = Field(10.0, gt=0, description="A full save each N minutes.")
-    keep: int = Field(2, ge=1, description="Newest full saves that are kept.")
+    every_steps: int | None = runtime(None, ge=1, description="A full save each N steps.")
+    every_minutes: Annotated[float, Field(gt=0)] | Literal["auto"] | None = runtime(
+        10.0, description="A full save each N minutes; `auto`: by save time and mtbf_hours."
+    )
+    mtbf_hours: float = runtime(24.0, gt=0, description="Mean time between failures, for `auto`.")
+    light_every_steps: int | None = runtime(
+        None, ge=1, description="A light save (weights and metrics) each N steps."
+    )
+    keep: int = runtime(2, ge=1, description="Newest full saves that are kept.")
+    keep_light: int = runtime(2, ge=1, description="Newest light saves that are kept.")
+    keep_best: int = runtime(0, ge=0, description="Best full saves that are kept, by best_by.")
+    keep_every_steps: int | None = runtime(
+        None, ge=1, description="Saves of steps that this divides are kept."
+    )
+    best_by: dict[str, Literal["min", "max"]] = runtime(
+        default_factory=lambda: {"loss": "min"},
+        description="Metrics of a save, and which end is good; several: by the mean rank.",
+    )
+    on_save_error: Literal["continue", "stop"] = runtime(
+        "continue", description="When a save cannot be written."
+    )
+    on_no_healthy_save: Literal["stop", "restart"] = runtime(
+        "stop", description="When saves were published and none is healthy."
+    )
+    partial: Literal["refuse", "restore"] = runtime(
+        "refuse",
+        description="When the newest save has whole weights and damaged parts: take the healthy "
+        "one before, or restore what is whole and start the rest anew.",
+    )
 
 
 class ImportSettings(Settings):

@@ -32,6 +32,7 @@ from llm_assets.artifacts import check_artifact
 from llm_assets.errors import ConflictError, LlmAssetsError
 from llm_assets.graph import STAGES, Stage
 from llm_assets.identity import Source, source_of
+from llm_assets.interruption import Interruption, Terminated
 from llm_assets.jobs import StageJob
 from llm_assets.places import work_folder
 from llm_assets.reporting import Reporter
@@ -46,12 +47,8 @@ from llm_assets.worker_codes import BUSY, INTERRUPTED
 LEASE_TTL_S = 60.0
 
 
-class _Terminated(BaseException):
-    """SIGTERM: unwind, so that leases are released and work folders removed."""
-
-
-def _on_sigterm(_number: int, _frame: object) -> None:
-    raise _Terminated
+_INTERRUPTION = Interruption(grace_s=float(os.environ.get("LLM_ASSETS_GRACE_S", "15")))
+"""Of this process: a training saves before it ends."""
 
 
 def _source_of(job: StageJob, stage: Stage) -> Source:
@@ -76,6 +73,7 @@ def _heartbeat(lease: Lease) -> Iterator[None]:
             try:
                 lease.renew()
             except ConflictError:
+                _INTERRUPTION.end_at_once()
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             except LlmAssetsError as error:
@@ -242,6 +240,9 @@ def _run_stage(
         progress=reporter,
         lineage=job.lineage,
         should_stop=spending.should_stop,
+        identity=job.identity,
+        environment=_environment(job),
+        interruption=_INTERRUPTION,
     )
     context.out.mkdir()
     context.scratch.mkdir()
@@ -276,8 +277,9 @@ def _main_with(document: Mapping[str, Any], progress: Path | None, log: Any) -> 
     reporter = Reporter(stage=job.stage, path=progress, log=log, usd_per_hour=job.usd_per_hour)
     try:
         return run_job(job, open_store(job.store_url), reporter)
-    except _Terminated:
-        reporter.failed("Terminated", f"{job.stage}: stopped by SIGTERM")
+    except Terminated as ended:
+        how = f", {ended}" if ended.args else ""
+        reporter.failed("Terminated", f"{job.stage}: stopped by SIGTERM{how}")
         return INTERRUPTED
     except LlmAssetsError as error:
         reporter.failed(type(error).__name__, str(error))
@@ -294,7 +296,7 @@ def main() -> int:
     parser.add_argument("--job", type=Path, help="a job file; without it, Dagster Pipes")
     parser.add_argument("--progress", type=Path, help="append progress as JSON lines to this file")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    _INTERRUPTION.install()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if arguments.job is not None:
         document = json.loads(arguments.job.read_text())

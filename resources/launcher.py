@@ -117,6 +117,8 @@ class LocalLauncher(ConfigurableResource):
         threads = self.threads or max(1, (os.cpu_count() or 1) // side_by_side)
         return {
             "OMP_NUM_THREADS": str(threads),
+            # A training that is told to end saves within this, and leaves time to unwind.
+            "LLM_ASSETS_GRACE_S": str(self.grace_s * 0.75),
             # Threads that wait for each other spin; beside other work on the cores, long spinning
             # costs ten times the speed. Small freed memory is kept: every step asks for the same
             # again. Large buffers, such as the logits of a real vocabulary, go back at once.

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from llm_assets.interruption import Interruption
+
 
 class Progress(Protocol):
     """Where a stage reports to while it runs. Cheap: may be called at every step."""
@@ -52,8 +54,9 @@ class StageContext:
     `config` is the stage's block of the recipe (see recipe.py). `inputs` maps the input names of
     graph.py to artifacts. `out` is an empty folder that becomes the artifact. `scratch` is deleted
     after the stage. `checkpoints` survives a crash and is the same folder for the same identity.
-    `should_stop`: why the stage must save and stop now (its money is spent); None: go on. Cheap
-    enough for every step.
+    `identity`: what in-training saves belong to; `environment`: what they say of where they were
+    made. `should_stop`: why the stage must save and stop now (its money is spent); None: go on.
+    Cheap enough for every step. `interruption`: whether the process was told to end.
     """
 
     stage: str
@@ -67,6 +70,9 @@ class StageContext:
     progress: Progress
     lineage: Mapping[str, Any] = field(default_factory=dict)
     should_stop: Callable[[], str | None] = _never
+    identity: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    interruption: Interruption = field(default_factory=Interruption)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,6 +76,7 @@ def run(context: StageContext) -> StageResult:
         series=log.series,
         samples=measured.samples,
         tables={
+            **log.tables,
             **measured.tables,
             "rows": count_rows(counts),
         },

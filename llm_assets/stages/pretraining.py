@@ -207,6 +207,7 @@ def _result(
         },
         metadata={"num_parameters": parameters},
         series=log.series,
+        tables=log.tables,
         samples=samples,
         tokens=log.tokens,
         # Forward and backward: 6 a parameter and token (Kaplan et al. 2020, Hoffmann et al. 2022).

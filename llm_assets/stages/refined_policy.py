@@ -185,7 +185,12 @@ def _measure(
         metadata={"num_parameters": num_parameters(policy)},
         series=trained.log.series,
         samples=measured.samples,
-        tables={**measured.tables, **trained.tables, "rows": count_rows(counts)},
+        tables={
+            **measured.tables,
+            **trained.tables,
+            **trained.log.tables,
+            "rows": count_rows(counts),
+        },
         tokens=trained.log.tokens,
     )
 

@@ -65,6 +65,7 @@ def run(context: StageContext) -> StageResult:
         series=log.series,
         samples=_worst(held_out, chosen, rejected),
         tables={
+            **log.tables,
             "by_vendor": by_field("vendor", held_out, chosen, rejected),
             "by_flaw": by_field("flaw", held_out, chosen, rejected),
             "margins": _histogram([c - r for c, r in zip(chosen, rejected, strict=True)]),

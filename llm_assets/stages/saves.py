@@ -1,237 +1,166 @@
-"""In-training saves: written aside, hashed, renamed; verified before they are used.
+"""The state of a training, taken at a step boundary and put back. No pickle.
 
-A save is a folder `save-NNNNNNNN` (its optimizer step) of safetensors and JSON, no pickle:
-
-    model.safetensors       trained parameters and persistent buffers, by name
-    optimizer.safetensors   optimizer moments, `<parameter index>.<name>`
-    rng.safetensors         torch's generators: `cpu`, `cuda.<i>`
-    loop.json               optimizer groups, scheduler, python and numpy generators, counters
-    trainer_state.json      transformers' TrainerState (step, epoch, log history)
-    manifest.json           format, step, and size and SHA-256 of every other file
-
-`model.safetensors` and `trainer_state.json` are what Trainer.train(resume_from_checkpoint=...)
-reads; the rest is put back by callbacks (training.py).
+What a save holds stands in checkpoints/manifest.py. `model.safetensors` and `trainer_state.json`
+are what Trainer.train(resume_from_checkpoint=...) reads; the rest is put back by the keeper
+(keeper.py).
 """
 
 from __future__ import annotations
 
-import hashlib
+import copy
+import dataclasses
 import json
-import os
-import random
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-FORMAT = 1
-_PREFIX = "save-"
-_FILES = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "rng.safetensors",
-    "loop.json",
-    "trainer_state.json",
-)
+from llm_assets.stages.save_buffers import dtype_name
+from llm_assets.stages.save_tensors import layout_hash
 
-
-@dataclass(frozen=True, kw_only=True)
-class LoopState:
-    """What goes on from a save beside weights and TrainerState."""
-
-    optimizer: Mapping[str, Any]
-    scheduler: Mapping[str, Any]
-    rng: Mapping[str, Any]
-    counters: Mapping[str, float]
+_METRIC_STEPS = 10
+_ACCURACIES = ("mean_token_accuracy", "rewards/accuracies", "accuracy")
 
 
 def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters that are trained and persistent buffers, tied ones once, by name."""
-    names = {name for name, p in model.named_parameters() if not p.requires_grad}
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)} - {
         name for name, _ in model.named_parameters()
     }
-    state = model.state_dict()
     return {
-        name: tensor.detach().contiguous()
-        for name, tensor in state.items()
-        if name not in names and name not in aliases and isinstance(tensor, torch.Tensor)
+        name: tensor.detach()
+        for name, tensor in model.state_dict().items()
+        if name not in frozen and name not in aliases and isinstance(tensor, torch.Tensor)
     }
 
 
-def write_save(
-    folder: Path,
-    *,
-    step: int,
-    model: torch.nn.Module,
-    optimizer: Any,
-    scheduler: Any,
-    write_trainer_state: Callable[[str], None],
-    counters: Mapping[str, float],
-) -> Path:
-    """Write the save of `step` under `folder` and publish it by rename. Gives its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".writing-{os.getpid()}-{step}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    optimizer_state = optimizer.state_dict()
-    save_file(trained_tensors(model), aside / "model.safetensors")
-    save_file(_flat_moments(optimizer_state), aside / "optimizer.safetensors")
-    save_file(_torch_rng(), aside / "rng.safetensors")
-    loop = {
-        "param_groups": optimizer_state["param_groups"],
-        "scheduler": scheduler.state_dict(),
-        "rng": _other_rng(),
-        "counters": dict(counters),
-    }
-    (aside / "loop.json").write_text(json.dumps(loop))
-    write_trainer_state(str(aside / "trainer_state.json"))
-    return _publish(aside, folder / f"{_PREFIX}{step:08d}", step)
-
-
-def _publish(aside: Path, target: Path, step: int) -> Path:
-    """Hash, write the manifest, flush to the device, rename."""
-    files = {name: _file_entry(aside / name) for name in _FILES}
-    body = {"format": FORMAT, "step": step, "files": files}
-    manifest = {**body, "sha256": _body_hash(body)}
-    (aside / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
-    for path in aside.iterdir():
-        _flush(path)
-    _flush(aside)
-    shutil.rmtree(target, ignore_errors=True)
-    aside.rename(target)
-    _flush(target.parent)
-    return target
-
-
-def problems(save: Path) -> list[str]:
-    """What is wrong with a published save; empty when it is whole."""
-    try:
-        manifest = json.loads((save / "manifest.json").read_text())
-        body = {key: manifest[key] for key in ("format", "step", "files")}
-        recorded = manifest["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"manifest.json: {type(error).__name__}: {error}"]
-    if recorded != _body_hash(body):
-        return ["manifest.json: does not have its own hash"]
-    if body["format"] != FORMAT:
-        return [f"format {body['format']}; this version reads {FORMAT}"]
-    if save.name != f"{_PREFIX}{body['step']:08d}":
-        return [f"manifest.json: is of step {body['step']}"]
-    found = []
-    for name in _FILES:
-        entry = body["files"].get(name)
-        path = save / name
-        if entry is None or not path.is_file():
-            found.append(f"{name}: missing")
-        elif path.stat().st_size != entry["size_bytes"]:
-            found.append(f"{name}: {path.stat().st_size} bytes, expected {entry['size_bytes']}")
-        elif _file_entry(path) != entry:
-            found.append(f"{name}: does not have its hash")
-    return found
-
-
-def list_saves(folder: Path) -> list[Path]:
-    """Published saves, newest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((p for p in folder.iterdir() if p.name.startswith(_PREFIX)), reverse=True)
-
-
-def newest_healthy(folder: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest save that verifies; those that do not are named through `say`."""
-    for save in list_saves(folder):
-        wrong = problems(save)
-        if not wrong:
-            return save
-        say(f"{save.name} is not resumed from: {'; '.join(wrong)}")
-    return None
-
-
-def remove_old(folder: Path, *, keep: int) -> None:
-    """Remove all but the newest `keep` saves, and what an interrupted save left."""
-    for save in list_saves(folder)[keep:]:
-        shutil.rmtree(save, ignore_errors=True)
-    for aside in folder.glob(".writing-*"):
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def read_loop(save: Path) -> LoopState:
-    """The loop state of a verified save."""
-    loop = json.loads((save / "loop.json").read_text())
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in load_file(save / "optimizer.safetensors").items():
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = tensor
-    groups = [
-        {**group, "betas": tuple(group["betas"])} if "betas" in group else group
-        for group in loop["param_groups"]
-    ]
-    return LoopState(
-        optimizer={"state": state, "param_groups": groups},
-        scheduler=loop["scheduler"],
-        rng={**loop["rng"], "torch": load_file(save / "rng.safetensors")},
-        counters=loop["counters"],
-    )
-
-
-def restore_rng(rng: Mapping[str, Any]) -> None:
-    """Put all generators back."""
-    version, internal, gauss = rng["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = rng["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(rng["torch"]["cpu"])
-    if torch.cuda.is_available():
-        for name, state in rng["torch"].items():
-            if name.startswith("cuda."):
-                torch.cuda.set_rng_state(state, int(name.removeprefix("cuda.")))
-
-
-def _torch_rng() -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        for index, state in enumerate(torch.cuda.get_rng_state_all()):
-            states[f"cuda.{index}"] = state
-    return states
-
-
-def _other_rng() -> dict[str, Any]:
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+def moment_tensors(optimizer: Any) -> dict[str, torch.Tensor]:
+    """The optimizer's moments as `<parameter index>.<name>`."""
     return {
-        "python": random.getstate(),
-        "numpy": [kind, [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
-    }
-
-
-def _flat_moments(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return {
-        f"{index}.{name}": value.detach().contiguous()
-        for index, moments in state["state"].items()
+        f"{index}.{name}": value.detach()
+        for index, moments in optimizer.state_dict()["state"].items()
         for name, value in moments.items()
         if isinstance(value, torch.Tensor)
     }
 
 
-def _file_entry(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"size_bytes": path.stat().st_size, "sha256": digest}
+def architecture_of(model: torch.nn.Module) -> dict[str, Any]:
+    """What the weights of a save must be: number of tensors, values and parameters, layout."""
+    tensors = trained_tensors(model)
+    return {
+        "class": type(model).__name__,
+        "num_tensors": len(tensors),
+        "num_elements": sum(tensor.numel() for tensor in tensors.values()),
+        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "sha256": layout_hash({n: (dtype_name(t), tuple(t.shape)) for n, t in tensors.items()}),
+    }
 
 
-def _body_hash(body: Mapping[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+def loop_document(model: torch.nn.Module, optimizer: Any, scheduler: Any, args: Any) -> Any:
+    """Parameter groups, the scheduler, and what the schedule says of the next step."""
+    by_id = {id(parameter): name for name, parameter in model.named_parameters()}
+    state = optimizer.state_dict()
+    groups = state["param_groups"]
+    step, total = int(scheduler.last_epoch), int(args.total_steps)
+    factors = [f(step) for f in getattr(scheduler, "lr_lambdas", []) if callable(f)]
+    expected = None
+    if len(factors) == len(groups):
+        expected = [base * f for base, f in zip(scheduler.base_lrs, factors, strict=True)]
+    return {
+        "param_groups": copy.deepcopy(groups),
+        "parameters": [by_id[id(p)] for group in optimizer.param_groups for p in group["params"]],
+        "with_moments": sorted(state["state"]),
+        "scheduler": copy.deepcopy(scheduler.state_dict()),
+        "schedule": {
+            "kind": args.kind,
+            "kwargs": args.kwargs,
+            "warmup_steps": args.warmup_steps,
+            "steps": total,
+            "base": list(getattr(scheduler, "base_lrs", [])),
+            "expected": expected,
+        },
+    }
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+@dataclass(frozen=True, kw_only=True)
+class ScheduleArguments:
+    """The recipe's schedule: transformers' name, its arguments, steps of the warm-up and in all."""
+
+    kind: str
+    kwargs: Mapping[str, Any]
+    warmup_steps: int
+    total_steps: int
+
+
+def schedule_arguments(args: Any, max_steps: int) -> ScheduleArguments:
+    """Of transformers' TrainingArguments."""
+    return ScheduleArguments(
+        kind=str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
+        kwargs=dict(args.lr_scheduler_kwargs or {}),
+        warmup_steps=int(args.get_warmup_steps(max_steps)),
+        total_steps=max_steps,
+    )
+
+
+def state_document(state: Any) -> dict[str, Any]:
+    """TrainerState as its save_to_json writes it; log entries are shared, they never change."""
+    document = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    document["log_history"] = list(state.log_history)
+    document["stateful_callbacks"] = copy.deepcopy(document.get("stateful_callbacks") or {})
+    return document
+
+
+def recent_metrics(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Of the last logged steps: means of every number; the spread of the loss; `accuracy` under
+    one name; `calibration_gap`, |entropy - loss|: a calibrated model's entropy is its loss."""
+    last = [entry for entry in history if "loss" in entry][-_METRIC_STEPS:]
+    names = {name for entry in last for name in entry if name not in {"step", "epoch"}}
+    metrics = {}
+    for name in sorted(names):
+        values = [float(e[name]) for e in last if isinstance(e.get(name), int | float)]
+        if values:
+            metrics[name] = sum(values) / len(values)
+    losses = [float(entry["loss"]) for entry in last]
+    if len(losses) > 1:
+        mean = metrics["loss"]
+        metrics["loss_std"] = (sum((v - mean) ** 2 for v in losses) / (len(losses) - 1)) ** 0.5
+    for name in _ACCURACIES:
+        if name in metrics:
+            metrics["accuracy"] = metrics[name]
+            break
+    if "entropy" in metrics and "mean_token_accuracy" in metrics:
+        metrics["calibration_gap"] = abs(metrics["entropy"] - metrics["loss"])
+    return metrics
+
+
+def read_moments(save: Path) -> dict[int, dict[str, torch.Tensor]]:
+    """The optimizer's state of a save, by parameter index."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in load_file(save / "optimizer.safetensors").items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = tensor
+    return state
+
+
+def read_groups(save: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Parameter groups and scheduler state of a save."""
+    loop = json.loads((save / "loop.json").read_bytes())
+    groups = [
+        {**group, "betas": tuple(group["betas"])} if "betas" in group else group
+        for group in loop["param_groups"]
+    ]
+    return groups, loop["scheduler"]
+
+
+def read_generators(save: Path, process: int) -> dict[str, torch.Tensor]:
+    """The generators of one process; those at the start of the epoch as `epoch_<name>`."""
+    prefix = f"{process}."
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in load_file(save / "rng.safetensors").items()
+        if name.startswith(prefix)
+    }

@@ -177,6 +177,7 @@ def _measure(
         series=log.series,
         samples=sample_rows(shown, [a for _, a in before], [chosen[id(q)] for q in shown]),
         tables={
+            **log.tables,
             "rows": count_rows(rows.counts),
             "answers_by_kind": by_kind(questions, after=answers),
         },

@@ -12,18 +12,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
-from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_callback import PrinterCallback, TrainerState
 
-from llm_assets.errors import BudgetError, NonFiniteLossError
+from llm_assets.errors import LlmAssetsError, NonFiniteLossError
 from llm_assets.stage_settings import TrainSettings
 from llm_assets.stages.context import StageContext
+from llm_assets.stages.keeper import Keeper
 from llm_assets.stages.models import (
     align_tokens,
     check_model_folder,
@@ -36,15 +36,7 @@ from llm_assets.stages.models import (
     sample,
     save_model,
 )
-from llm_assets.stages.saves import (
-    LoopState,
-    list_saves,
-    newest_healthy,
-    read_loop,
-    remove_old,
-    restore_rng,
-    write_save,
-)
+from llm_assets.stages.resuming import Source, find_source, trainer_folder
 
 __all__ = [
     "TrainingLog",
@@ -73,7 +65,8 @@ class TrainingLog:
 
     `series`: name to [(step, value), ...]; `loss`, `learning_rate`, `grad_norm` and whatever else
     the trainer logs, over the whole training, also the part before a resume. `tokens`: processed.
-    `seconds`: spent in training, by all processes that took part one after another.
+    `seconds`: spent in training, by all processes that took part one after another. `saves`: a row
+    each, with what it cost; `lost`: parts of a save that a resume did without, and what to expect.
     """
 
     series: Mapping[str, list[tuple[int, float]]]
@@ -81,6 +74,18 @@ class TrainingLog:
     steps: int
     seconds: float
     resumed_from: int
+    saves: tuple[Mapping[str, Any], ...] = ()
+    lost: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def tables(self) -> dict[str, Sequence[Mapping[str, Any]]]:
+        """For the record: `saves`, and `lost_in_resume` if anything was."""
+        tables: dict[str, Sequence[Mapping[str, Any]]] = {}
+        if self.saves:
+            tables["saves"] = list(self.saves)
+        if self.lost:
+            tables["lost_in_resume"] = list(self.lost)
+        return tables
 
     @property
     def tokens_per_s(self) -> float:
@@ -138,49 +143,87 @@ def run_training(
     """Train to the end, from the newest healthy save of `context.checkpoints` if there is one.
 
     `tokens_per_step`: tokens of one optimizer step; without it they are taken from what the trainer
-    counts. Raises NonFiniteLossError, and BudgetError after a save when `should_stop` says so.
+    counts. Raises NonFiniteLossError; SaveError (see resuming.py, keeper.py); and after a save
+    BudgetError when `should_stop` says so, Terminated when the process was told to end.
     """
     trainer.remove_callback(PrinterCallback)
-    save = newest_healthy(context.checkpoints, context.progress.say)
-    loop = read_loop(save) if save is not None else None
-    if save is not None:
-        context.progress.say(f"goes on from {save.name}")
-    elif list_saves(context.checkpoints):
-        context.progress.say("no healthy save is left: starts from the first step")
-    keeper = _Keeper(context, trainer, loop, tokens_per_step)
+    source = _source(context, trainer)
+    keeper = Keeper(context, trainer, source)
+    watcher = _Watcher(context, keeper, source, tokens_per_step)
+    folder = None
+    if source is not None:
+        context.progress.say(f"goes on from {source.path.name}")
+        folder = trainer_folder(source, context.scratch, _bare_state(trainer, source))
+    trainer.add_callback(watcher)
     trainer.add_callback(keeper)
     try:
-        output = trainer.train(resume_from_checkpoint=str(save) if save is not None else None)
+        with context.interruption.deferred():
+            output = trainer.train(resume_from_checkpoint=None if folder is None else str(folder))
     finally:
+        keeper.close()
         trainer.remove_callback(keeper)
+        trainer.remove_callback(watcher)
+    keeper.report()
     return TrainingLog(
         series=_curves(trainer.state.log_history),
-        tokens=keeper.tokens,
+        tokens=watcher.tokens,
         steps=int(output.global_step),
-        seconds=keeper.seconds,
+        seconds=watcher.seconds,
         resumed_from=keeper.resumed_from,
+        saves=tuple(keeper.rows),
+        lost=tuple(keeper.lost),
     )
 
 
-class _Keeper(TrainerCallback):  # type: ignore[misc]
-    """Progress, the finite-loss guard, saves and the second half of a resume."""
+def _source(context: StageContext, trainer: Any) -> Source | None:
+    """The save to go on from; the first of several processes looks, the others are told."""
+    args = trainer.args
+    found: list[Any] = [None, None]
+    if args.process_index == 0:
+        try:
+            found[0] = find_source(
+                context.checkpoints,
+                identity=context.identity,
+                world_size=args.world_size,
+                settings=context.config.checkpoint,
+                say=context.progress.say,
+            )
+        except LlmAssetsError as error:
+            found[1] = error
+    if args.world_size > 1:
+        torch.distributed.broadcast_object_list(found)
+    if found[1] is not None:
+        raise found[1]
+    source: Source | None = found[0]
+    return source
+
+
+def _bare_state(trainer: Any, source: Source) -> dict[str, Any]:
+    """A TrainerState that knows its step and nothing else."""
+    args = trainer.args
+    state = TrainerState(
+        global_step=source.manifest.step,
+        logging_steps=args.logging_steps,
+        eval_steps=args.eval_steps,
+        save_steps=args.save_steps,
+        train_batch_size=args.train_batch_size,
+    )
+    return dataclasses.asdict(state)
+
+
+class _Watcher(TrainerCallback):  # type: ignore[misc]
+    """Progress, the finite-loss guard, and the counts that saves carry on."""
 
     def __init__(
-        self,
-        context: StageContext,
-        trainer: Any,
-        loop: LoopState | None,
-        tokens_per_step: int | None,
+        self, context: StageContext, keeper: Keeper, source: Source | None, per_step: int | None
     ) -> None:
         self.context = context
-        self.trainer = trainer
-        self.loop = loop
-        self.tokens_per_step = tokens_per_step
-        counters = loop.counters if loop is not None else {}
+        self.keeper = keeper
+        self.tokens_per_step = per_step
+        counters = source.manifest.counters if source is not None else {}
         self.tokens = int(counters.get("tokens", 0))
-        self.resumed_from = int(counters.get("step", 0))
         self._seconds_before = float(counters.get("seconds", 0.0))
-        self._started = self._last_save = time.monotonic()
+        self._started = time.monotonic()
         self._counted = 0
 
     @property
@@ -189,28 +232,13 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
         return self._seconds_before + time.monotonic() - self._started
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put optimizer and scheduler back; weights and TrainerState are there already."""
-        self._started = self._last_save = time.monotonic()
+        """Count from what the trainer has counted before."""
+        self._started = time.monotonic()
         self._counted = int(state.num_input_tokens_seen)
-        if self.loop is not None:
-            kwargs["optimizer"].load_state_dict(self.loop.optimizer)
-            kwargs["lr_scheduler"].load_state_dict(dict(self.loop.scheduler))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save, or put the generators back.
-
-        A save is taken here and not at the end of the step before: by now that step is logged, and
-        the batch is drawn, so generators that the draw uses stand where they do after a resume.
-        """
-        if self.loop is not None:
-            restore_rng(self.loop.rng)
-            self.loop = None
-        elif state.global_step > 0 and self._may_save(args, state.global_step):
-            stop = self.context.should_stop()
-            if stop is not None or self._is_due(state.global_step):
-                self._save(state, kwargs["optimizer"], kwargs["lr_scheduler"])
-            if stop is not None:
-                raise BudgetError(f"{stop}\n  saved: step {state.global_step}, to go on from")
+        """Hand the counts to the save that may come."""
+        self.keeper.tokens, self.keeper.seconds = self.tokens, self.seconds
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **kwargs: Any
@@ -222,7 +250,13 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
         for name in ("loss", "grad_norm"):
             value = float(logs.get(name, 0.0))
             if not math.isfinite(value):
-                raise self._not_finite(state, f"{name} is {value}")
+                raise NonFiniteLossError(
+                    f"stage {self.context.stage}, step {step} of {state.max_steps}: {name} is "
+                    f"{value}\n"
+                    "  rule: a loss that is not finite stops the stage and leaves no artifact\n"
+                    "  next: lower learning_rate, set max_grad_norm, or look for rows without "
+                    "supervised tokens"
+                )
         self._count(state, logs)
         self.context.progress.step(
             step,
@@ -230,14 +264,6 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
             loss=float(logs["loss"]),
             tokens=self.tokens,
             learning_rate=float(logs.get("learning_rate", 0.0)),
-        )
-
-    def _not_finite(self, state: Any, what: str) -> NonFiniteLossError:
-        return NonFiniteLossError(
-            f"stage {self.context.stage}, step {state.global_step} of {state.max_steps}: {what}\n"
-            "  rule: a loss that is not finite stops the stage and leaves no artifact\n"
-            "  next: lower learning_rate, set max_grad_norm, or look for rows without supervised "
-            "tokens"
         )
 
     def _count(self, state: Any, logs: Mapping[str, Any]) -> None:
@@ -249,47 +275,6 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]
         counted = int(logs.get("num_tokens", state.num_input_tokens_seen))
         self.tokens += counted - self._counted
         self._counted = counted
-
-    def _may_save(self, args: Any, step: int) -> bool:
-        """An online trainer has no answers left over."""
-        # GRPO and RLOO use the answers of one generation for several micro-batches; a save in
-        # between could not be resumed exactly.
-        every = getattr(args, "steps_per_generation", None) or 1
-        every *= getattr(args, "num_iterations", None) or 1
-        return bool(step * args.gradient_accumulation_steps % every == 0)
-
-    def _is_due(self, step: int) -> bool:
-        """A save is due by steps or by minutes."""
-        settings = self.context.config.checkpoint
-        if settings.every_steps is not None and step % settings.every_steps == 0:
-            return True
-        minutes = (time.monotonic() - self._last_save) / 60
-        return settings.every_minutes is not None and minutes >= settings.every_minutes
-
-    def _save(self, state: Any, optimizer: Any, scheduler: Any) -> None:
-        if not self.trainer.is_world_process_zero():
-            return
-        folder: Path = self.context.checkpoints
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        # A recipe may log, and so look at the loss, more rarely than it saves.
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad and not bool(torch.isfinite(parameter).all()):
-                raise self._not_finite(state, f"{name} holds NaN or infinity")
-        write_save(
-            folder,
-            step=int(state.global_step),
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            write_trainer_state=state.save_to_json,
-            counters={
-                "tokens": self.tokens,
-                "step": int(state.global_step),
-                "seconds": self.seconds,
-            },
-        )
-        remove_old(folder, keep=self.context.config.checkpoint.keep)
-        self._last_save = time.monotonic()
 
 
 def _curves(history: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:

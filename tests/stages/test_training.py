@@ -14,9 +14,9 @@ from toy import Printer, Rows, toy_context, toy_model, toy_settings, train_toy
 from transformers import Trainer, TrainingArguments
 from trl import DPOConfig, GRPOConfig, SFTConfig
 
-from llm_assets.errors import NonFiniteLossError
+from llm_assets.checkpoints import list_saves
+from llm_assets.errors import NonFiniteLossError, SaveError
 from llm_assets.stage_settings import DpoSettings, RefineSettings, SftSettings
-from llm_assets.stages.saves import list_saves
 from llm_assets.stages.training import run_training, training_arguments
 
 # Recorded on a CPU, one thread, torch 2.13: the trajectory of toy.py without dropout.
@@ -50,7 +50,7 @@ def test_a_killed_training_resumes_to_the_same_bits(
         check=False,
     )
     assert killed.returncode == -9, killed.stderr
-    assert [save.name for save in list_saves(tmp_path / "checkpoints")] == [
+    assert [save.path.name for save in list_saves(tmp_path / "checkpoints")] == [
         "save-00000009",
         "save-00000006",
     ]
@@ -58,7 +58,7 @@ def test_a_killed_training_resumes_to_the_same_bits(
     model, log = train_toy(tmp_path, progress)
     expected_model, expected_log = undisturbed
     assert log.resumed_from == 9
-    assert progress.lines == ["goes on from save-00000009"]
+    assert progress.lines[0] == "goes on from save-00000009"
     assert [step for step, *_ in progress.steps] == list(range(10, 21))
     assert equal_weights(model, expected_model)
     assert log.series == expected_log.series
@@ -91,24 +91,28 @@ def test_a_corrupt_save_is_said_and_the_one_before_is_used(
     tmp_path: Path, undisturbed: tuple[torch.nn.Module, object]
 ) -> None:
     train_toy(tmp_path, Recorder(), settings=toy_settings())
-    newest, older = list_saves(tmp_path / "checkpoints")
+    newest, older = (save.path for save in list_saves(tmp_path / "checkpoints"))
     (newest / "optimizer.safetensors").write_bytes(b"")
     progress = Recorder()
     model, log = train_toy(tmp_path, progress)
-    assert progress.lines[0].startswith(f"{newest.name} is not resumed from: optimizer")
+    assert progress.lines[0].startswith(f"{newest.name} is not resumed from: file optimizer")
     assert progress.lines[1] == f"goes on from {older.name}"
     assert log.resumed_from == 15
     assert equal_weights(model, undisturbed[0])
 
 
-def test_no_healthy_save_left_is_said(tmp_path: Path) -> None:
+def test_no_healthy_save_left_stops_unless_the_recipe_says_restart(tmp_path: Path) -> None:
     settings = toy_settings(max_steps=4)
     train_toy(tmp_path, Recorder(), settings=settings)
     for save in list_saves(tmp_path / "checkpoints"):
-        (save / "loop.json").unlink()
+        (save.path / "loop.json").unlink()
+    with pytest.raises(SaveError, match=r"(?s)none of them can be gone on from.*rollback"):
+        train_toy(tmp_path, Recorder(), settings=settings)
+    checkpoint = {"every_steps": 3, "every_minutes": None, "on_no_healthy_save": "restart"}
     progress = Recorder()
-    _, log = train_toy(tmp_path, progress, settings=settings)
-    assert progress.lines[-1] == "no healthy save is left: starts from the first step"
+    again = toy_settings(max_steps=4, checkpoint=checkpoint)
+    _, log = train_toy(tmp_path, progress, settings=again)
+    assert "no healthy save is left: starts over, as the recipe says" in progress.lines
     assert log.resumed_from == 0
 
 
@@ -117,7 +121,7 @@ def test_saves_by_minutes(tmp_path: Path) -> None:
         max_steps=3, checkpoint={"every_steps": None, "every_minutes": 1e-9, "keep": 5}
     )
     train_toy(tmp_path, Recorder(), settings=settings)
-    assert [save.name for save in list_saves(tmp_path / "checkpoints")] == [
+    assert [save.path.name for save in list_saves(tmp_path / "checkpoints")] == [
         "save-00000002",
         "save-00000001",
     ]
@@ -138,7 +142,7 @@ def test_nan_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:
         train_toy(tmp_path, progress, model=model)
     assert [step for step, *_ in progress.steps] == [1, 2, 3, 4]
     assert list((tmp_path / "out").iterdir()) == []
-    assert [save.name for save in list_saves(tmp_path / "checkpoints")] == ["save-00000003"]
+    assert [save.path.name for save in list_saves(tmp_path / "checkpoints")] == ["save-00000003"]
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
@@ -152,7 +156,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
 
         def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
             self.drawn += 1
-            if self.drawn == 21:
+            if self.drawn == 29:
                 with torch.no_grad():
                     model.model.norm.weight.fill_(float("nan"))
             return super().__getitem__(index)
@@ -160,9 +164,9 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     context = toy_context(tmp_path, settings, Recorder())
     arguments = training_arguments(TrainingArguments, context)
     trainer = Trainer(model, arguments, train_dataset=Poison())
-    with pytest.raises(NonFiniteLossError, match=r"step 6 of 20: .* holds NaN or infinity"):
+    with pytest.raises(NonFiniteLossError, match=r"step 6: .* holds NaN or infinity"):
         run_training(context, trainer)
-    assert [save.name for save in list_saves(tmp_path / "checkpoints")] == ["save-00000003"]
+    assert [save.path.name for save in list_saves(tmp_path / "checkpoints")] == ["save-00000003"]
 
 
 def test_only_the_trained_parameters_are_saved(tmp_path: Path) -> None:
@@ -173,7 +177,9 @@ def test_only_the_trained_parameters_are_saved(tmp_path: Path) -> None:
     train_toy(tmp_path, Recorder(), settings=settings, model=model)
     from safetensors import safe_open
 
-    with safe_open(list_saves(tmp_path / "checkpoints")[0] / "model.safetensors", "pt") as file:
+    with safe_open(
+        list_saves(tmp_path / "checkpoints")[0].path / "model.safetensors", "pt"
+    ) as file:
         assert all("layers.1" in name for name in file.keys())  # noqa: SIM118
 
 

@@ -12,8 +12,8 @@ from conftest import Recorder
 from toy import Rows, toy_context, toy_model, toy_settings, train_toy
 from transformers import Trainer, TrainingArguments
 
+from llm_assets.checkpoints import list_saves
 from llm_assets.errors import BudgetError
-from llm_assets.stages.saves import list_saves
 from llm_assets.stages.training import run_training, training_arguments
 
 
@@ -32,7 +32,7 @@ def test_spent_money_stops_with_a_save_to_go_on_from(tmp_path: Path) -> None:
     )
     with pytest.raises(BudgetError, match=r"(?s)the money is spent.*saved: step 7"):
         run_training(context, trainer, tokens_per_step=64)
-    assert [save.name for save in list_saves(context.checkpoints)] == ["save-00000007"]
+    assert [save.path.name for save in list_saves(context.checkpoints)] == ["save-00000007"]
 
     model, log = train_toy(tmp_path / "stopped", Recorder())
     undisturbed, expected = train_toy(tmp_path / "undisturbed", Recorder())

@@ -1,0 +1,462 @@
+"""The callback that keeps a training's saves: when, what, and how it goes on from one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from llm_assets.checkpoints.interval import FIRST_S, automatic_interval_s
+from llm_assets.checkpoints.manifest import Kind
+from llm_assets.checkpoints.retention import remove_old
+from llm_assets.errors import BudgetError, NonFiniteLossError, SaveError, message
+from llm_assets.interruption import Terminated
+from llm_assets.stages.context import StageContext
+from llm_assets.stages.resuming import Source
+from llm_assets.stages.save_buffers import TensorBuffer
+from llm_assets.stages.save_order import (
+    POSITION_SUMMARY,
+    DataPosition,
+    generators,
+    put_generators,
+)
+from llm_assets.stages.save_writer import Pending, SaveWriter, Written
+from llm_assets.stages.saves import (
+    architecture_of,
+    loop_document,
+    moment_tensors,
+    read_generators,
+    read_groups,
+    read_moments,
+    recent_metrics,
+    schedule_arguments,
+    state_document,
+    trained_tensors,
+)
+
+_STEPS_TIMED = 20
+_ROWS_KEPT = 500
+
+
+class Keeper(TrainerCallback):  # type: ignore[misc]
+    """Saves in the background, and the second half of a resume. Of several processes the first one
+    writes; all of them call it at the same steps."""
+
+    def __init__(self, context: StageContext, trainer: Any, source: Source | None) -> None:
+        self.context = context
+        self.trainer = trainer
+        self.settings = context.config.checkpoint
+        self.resumed = source
+        self._pending_resume = source
+        lineage = dict(source.manifest.lineage) if source is not None else {}
+        self.resumed_from = source.manifest.step if source is not None else 0
+        self.lost: list[dict[str, Any]] = [
+            *lineage.get("lost", []),
+            *(source.lost if source else []),
+        ]
+        self.rows: list[dict[str, Any]] = list(lineage.get("saves", []))
+        self._warmup: Mapping[str, int] | None = lineage.get("warmup")
+        self._architecture: dict[str, Any] = {}
+        self._rates: list[float] = []
+        self._last_save = time.monotonic()
+        self._measured: tuple[float, float] | None = None
+        self._model, self._moments = TensorBuffer(), TensorBuffer()
+        self._writer = SaveWriter(
+            context.checkpoints, retain=lambda folder: remove_old(folder, self.settings)
+        )
+        self._step_s: deque[float] = deque(maxlen=_STEPS_TIMED)
+        self._step_began = 0.0
+        self._beside_s = 0.0
+        self.tokens, self.seconds = 0, 0.0
+
+    # Callbacks of transformers' Trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put optimizer and scheduler back; weights and TrainerState are there already."""
+        self._last_save = time.monotonic()
+        self._architecture = architecture_of(self._plain_model())
+        self._data = DataPosition(
+            kwargs["train_dataloader"],
+            accumulation=args.gradient_accumulation_steps,
+            world_size=args.world_size,
+        )
+        if self._pending_resume is not None:
+            self._put_back(self._pending_resume, state, args, **kwargs)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The order of an epoch is drawn after this."""
+        restored = None
+        source = self._pending_resume
+        if source is not None and "rng.safetensors" not in source.damaged:
+            prefix = "epoch_"
+            restored = {
+                name.removeprefix(prefix): value
+                for name, value in read_generators(source.path, args.process_index).items()
+                if name.startswith(prefix)
+            }
+        self._data.epoch_begins(restored)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save, or finish the resume.
+
+        A save is taken here and not at the end of the step before: by now that step is logged, and
+        the batch is drawn, so generators that the draw uses stand where they do after a resume.
+        """
+        step = int(state.global_step)
+        position = self._data.at(step)
+        self._time_step()
+        self.report()
+        if self._pending_resume is not None:
+            self._finish_resume(self._pending_resume, position, args.process_index)
+        elif step > 0 and self._may_save(args, step):
+            self._save_or_stop(args, state, position, kwargs["optimizer"], kwargs["lr_scheduler"])
+        self._step_began = time.monotonic()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Lower the learning rate while moments that were lost build up again."""
+        if self._warmup is None:
+            return
+        groups = kwargs["optimizer"].param_groups
+        done = int(state.global_step) + 1 - self._warmup["from"]
+        if done >= self._warmup["steps"]:
+            self._warmup = None
+            return
+        self._rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] *= done / self._warmup["steps"]
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put the schedule's learning rate back."""
+        for group, rate in zip(kwargs["optimizer"].param_groups, self._rates, strict=False):
+            group["lr"] = rate
+        self._rates = []
+
+    # Resume
+
+    def _put_back(self, source: Source, state: Any, args: Any, **kwargs: Any) -> None:
+        optimizer, scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
+        step = source.manifest.step
+        if "loop.json" in source.damaged:
+            _wind(scheduler, optimizer, step)
+            groups = optimizer.state_dict()["param_groups"]
+        else:
+            groups, schedule = read_groups(source.path)
+            scheduler.load_state_dict(dict(schedule))
+        moments: Any = {}
+        if "optimizer.safetensors" in source.damaged:
+            self._warmup = {"from": step, "steps": _warmup_steps(groups, state.max_steps - step)}
+            self.context.progress.say(
+                f"the optimizer's moments are lost: warmed up over {self._warmup['steps']} steps"
+            )
+        else:
+            moments = read_moments(source.path)
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+    def _finish_resume(self, source: Source, position: Mapping[str, Any], process: int) -> None:
+        """The rows that come now must be those that came next; then the generators."""
+        whole = not source.damaged & {"data.json", "rng.safetensors"}
+        if whole:
+            expected = json.loads((source.path / "data.json").read_bytes())
+            for name in ("num_rows", "rows_sha256", "drawn", "order_sha256", "next_rows"):
+                if position[name] != expected[name]:
+                    here, there = _short(position[name]), _short(expected[name])
+                    raise SaveError(
+                        message(
+                            where=f"{source.path}/data.json, {name}",
+                            found=f"{here}, the save has {there}",
+                            rule="a training goes on with the rows that it would have seen",
+                            remedy="bring the data back, or start over with `llm-assets "
+                            "checkpoints rollback`",
+                        )
+                    )
+        if "rng.safetensors" not in source.damaged:
+            put_generators(read_generators(source.path, process))
+        self._pending_resume = None
+
+    # Saves
+
+    def _may_save(self, args: Any, step: int) -> bool:
+        """An online trainer has no answers left over."""
+        # GRPO and RLOO use the answers of one generation for several micro-batches; a save in
+        # between could not be resumed exactly.
+        every = getattr(args, "steps_per_generation", None) or 1
+        every *= getattr(args, "num_iterations", None) or 1
+        return bool(step * args.gradient_accumulation_steps % every == 0)
+
+    def _save_or_stop(
+        self, args: Any, state: Any, position: Any, optimizer: Any, scheduler: Any
+    ) -> None:
+        step = int(state.global_step)
+        money = self.context.should_stop()
+        told = self.context.interruption.requested
+        light = self.settings.light_every_steps
+        wishes = [
+            money is not None,
+            told,
+            self._is_due(step),
+            light is not None and step % light == 0,
+        ]
+        spent, told, full, thin = _agreed(wishes, args)
+        if full or spent or told:
+            self._save("full", args, state, position, optimizer, scheduler)
+        elif thin:
+            self._save("light", args, state, position, optimizer, scheduler)
+        elif self._share_of_interval(step) > 0.5 and args.process_index == 0:
+            self._prepare(optimizer)
+        if spent or told:
+            self._stop(step, args, money, told)
+
+    def _stop(self, step: int, args: Any, money: str | None, told: bool) -> None:
+        """The save stands, then all processes end."""
+        self._writer.wait()
+        failed = [written.error for written in self._writer.ended if written.step == step]
+        ending = f"saved: step {step}, to go on from"
+        if any(failed):
+            ending = f"step {step} was not saved: {failed[-1]}"
+        if args.world_size > 1:
+            torch.distributed.barrier()
+        if told:
+            self.context.progress.say(f"told to end; {ending}")
+            raise Terminated(ending)
+        raise BudgetError(f"{money or 'another process must stop'}\n  {ending}")
+
+    def _is_due(self, step: int) -> bool:
+        """A full save is due by steps or by time."""
+        every = self.settings.every_steps
+        if every is not None and step % every == 0:
+            return True
+        interval = self._interval_s()
+        return interval is not None and time.monotonic() - self._last_save >= interval
+
+    def _interval_s(self) -> float | None:
+        minutes = self.settings.every_minutes
+        if minutes != "auto":
+            return None if minutes is None else float(minutes) * 60
+        if self._measured is None:
+            return FIRST_S
+        return automatic_interval_s(*self._measured, self.settings.mtbf_hours * 3600)
+
+    def _share_of_interval(self, step: int) -> float:
+        """How much of the interval has passed, by steps or by time."""
+        every, interval = self.settings.every_steps, self._interval_s()
+        by_steps = step % every / every if every is not None else 0.0
+        by_time = (time.monotonic() - self._last_save) / interval if interval else 0.0
+        return max(by_steps, by_time)
+
+    def _prepare(self, optimizer: Any) -> None:
+        """Touch the memory before it is needed: the first save is as short as the others."""
+        if not self._writer.busy:
+            self._model.prepare(trained_tensors(self._plain_model()))
+            self._moments.prepare(moment_tensors(optimizer))
+
+    def _save(
+        self, kind: Kind, args: Any, state: Any, position: Any, optimizer: Any, scheduler: Any
+    ) -> None:
+        """Copy the state and hand it to the writer. The time until then is the stall."""
+        began = time.monotonic()
+        states = _gathered({**generators(), **self._epoch_generators()}, args)
+        if args.process_index == 0:
+            self._writer.wait()
+            try:
+                pending = self._capture(
+                    kind, args, state, position, optimizer, scheduler, states, began
+                )
+            except (MemoryError, RuntimeError, ValueError) as error:
+                self._failed(f"{type(error).__name__}: {error}", int(state.global_step))
+            else:
+                self._writer.submit(pending)
+                self.report()
+        self._last_save = time.monotonic() if kind == "full" else self._last_save
+
+    def _epoch_generators(self) -> dict[str, torch.Tensor]:
+        return {f"epoch_{name}": value for name, value in self._data.epoch_start.items()}
+
+    def _capture(
+        self,
+        kind: Kind,
+        args: Any,
+        state: Any,
+        position: Mapping[str, Any],
+        optimizer: Any,
+        scheduler: Any,
+        states: list[dict[str, torch.Tensor]],
+        began: float,
+    ) -> Pending:
+        model = self._plain_model()
+        tensors = {"model.safetensors": self._model}
+        documents: dict[str, Any] = {}
+        self._model.take(trained_tensors(model))
+        if kind == "full":
+            rng = TensorBuffer()
+            rng.take({f"{i}.{n}": t for i, each in enumerate(states) for n, t in each.items()})
+            self._moments.take(moment_tensors(optimizer))
+            tensors |= {"optimizer.safetensors": self._moments, "rng.safetensors": rng}
+            schedule = schedule_arguments(args, int(state.max_steps))
+            documents = {
+                "loop.json": loop_document(model, optimizer, scheduler, schedule),
+                "data.json": dict(position),
+                "trainer_state.json": state_document(state),
+            }
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return Pending(
+            kind=kind,
+            step=int(state.global_step),
+            tensors=tensors,
+            documents=documents,
+            manifest={
+                "identity": self.context.identity,
+                "stage": self.context.stage,
+                "pipeline": self.context.pipeline,
+                "world_size": int(args.world_size),
+                "environment": dict(self.context.environment),
+                "counters": {
+                    "step": int(state.global_step),
+                    "tokens": self.tokens,
+                    "seconds": self.seconds,
+                },
+                "metrics": recent_metrics(state.log_history[-200:]),
+                "data": {name: position[name] for name in POSITION_SUMMARY},
+                "architecture": self._architecture,
+                "lineage": {
+                    "resumed_from": self.resumed_from,
+                    "lost": self.lost,
+                    "warmup": self._warmup,
+                    "judge_loss": not hasattr(args, "steps_per_generation"),
+                    "saves": self.rows[-_ROWS_KEPT:],
+                },
+            },
+            stall_s=time.monotonic() - began,
+        )
+
+    def _plain_model(self) -> Any:
+        return self.trainer.accelerator.unwrap_model(self.trainer.model, keep_fp32_wrapper=False)
+
+    # What became of them
+
+    def _time_step(self) -> None:
+        """What the steps lose beside a save that is being written counts for that save."""
+        if not self._step_began:
+            return
+        took = time.monotonic() - self._step_began
+        if self._writer.busy:
+            self._beside_s += took - (statistics.median(self._step_s) if self._step_s else took)
+        else:
+            self._step_s.append(took)
+
+    def report(self) -> None:
+        """Tell what the writer did since the last call. NonFiniteLossError for weights that are
+        not finite; SaveError for a save that failed, where the recipe says stop."""
+        while self._writer.ended:
+            written = self._writer.ended.popleft()
+            if written.not_finite:
+                raise NonFiniteLossError(
+                    f"stage {self.context.stage}, step {written.step}: {written.error}\n"
+                    "  rule: weights that are not finite are not saved, and stop the stage\n"
+                    "  next: lower learning_rate, set max_grad_norm, or look for rows without "
+                    "supervised tokens"
+                )
+            if written.error:
+                self._failed(written.error, written.step)
+                continue
+            self._measured = (written.stall_s, written.write_s)
+            self._note(written)
+        while self._writer.judged:
+            save = self._writer.judged.popleft()
+            if save.verdict not in ("healthy", "light"):
+                why = "; ".join(save.health.reasons) if save.health else save.problem
+                self.context.progress.say(f"{save.path.name} is {save.verdict}: {why}")
+
+    def _note(self, written: Written) -> None:
+        beside = max(0.0, self._beside_s)
+        self._beside_s = 0.0
+        row = {
+            **dataclasses.asdict(written),
+            "beside_s": beside,
+        }
+        del row["error"], row["not_finite"]
+        self.rows.append(row)
+        lasting = written.stall_s + beside
+        self.context.progress.say(
+            f"saved step {written.step} ({written.kind}, {written.size_bytes / 1e6:,.1f} MB): "
+            f"stall {written.stall_s:.3f} s, {lasting:.3f} s with what the steps lost, written in "
+            f"{written.write_s:.1f} s"
+        )
+
+    def _failed(self, error: str, step: int) -> None:
+        text = f"the save of step {step} failed: {error}"
+        if self.settings.on_save_error == "stop":
+            raise SaveError(
+                message(
+                    where=str(self.context.checkpoints),
+                    found=text,
+                    rule="checkpoint.on_save_error: stop",
+                    remedy="make room or mend the storage, then run again: it goes on from the "
+                    "last good save",
+                )
+            )
+        self.context.progress.say(f"{text}; the training goes on, the last good save stands")
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        self._writer.close()
+
+
+def _agreed(wishes: list[bool], args: Any) -> list[bool]:
+    """All processes do what one of them must; only the first one's clock decides what is due."""
+    if args.world_size == 1:
+        return wishes
+    own = [
+        wish if number < 2 or args.process_index == 0 else False
+        for number, wish in enumerate(wishes)
+    ]
+    tensor = torch.tensor([int(wish) for wish in own], device=args.device)
+    torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+    return [bool(wish) for wish in tensor.tolist()]
+
+
+def _gathered(states: dict[str, torch.Tensor], args: Any) -> list[dict[str, torch.Tensor]]:
+    """The generators of all processes."""
+    if args.world_size == 1:
+        return [states]
+    every: list[Any] = [None] * args.world_size
+    torch.distributed.all_gather_object(every, states)
+    return every
+
+
+def _wind(scheduler: Any, optimizer: Any, step: int) -> None:
+    """Bring a fresh schedule to where it stands after `step` steps."""
+    lambdas = getattr(scheduler, "lr_lambdas", None)
+    if lambdas is None:
+        with warnings.catch_warnings():
+            # torch warns that no optimizer step came before: those were before the resume.
+            warnings.simplefilter("ignore", UserWarning)
+            for _ in range(step):
+                scheduler.step()
+        return
+    rates = [base * f(step) for base, f in zip(scheduler.base_lrs, lambdas, strict=True)]
+    scheduler.last_epoch, scheduler._step_count = step, step + 1
+    scheduler._last_lr = rates
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def _warmup_steps(groups: list[dict[str, Any]], left: int) -> int:
+    """Steps over which fresh moments are trusted more and more: 2 / (1 - beta2), the untuned
+    warm-up of Ma and Yarats 2021, and at most a tenth of the steps that are left."""
+    beta2 = max((group["betas"][1] for group in groups if "betas" in group), default=0.9)
+    return max(1, min(math.ceil(2 / (1 - beta2)), left // 10))
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

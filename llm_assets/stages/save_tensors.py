@@ -1,0 +1,119 @@
+"""Safetensors files without torch: their header, and whether their values are finite.
+
+Format: https://huggingface.co/docs/safetensors, eight bytes little-endian header length, a JSON
+header of name to {dtype, shape, data_offsets}, the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+_CHUNK = 4 * 1024 * 1024
+WIDTHS: Mapping[str, int] = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "U16": 2,
+    "U32": 4,
+    "U64": 8,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
+_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One tensor of a file: bytes `start` to `end` of the data, which begins at `data_start`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_header(path: Path) -> tuple[dict[str, Entry], int]:
+    """Tensors by name, and where the data begins. ValueError for a file that is not whole."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > size - 8:
+            raise ValueError(f"a header of {length} bytes in a file of {size}")
+        document = json.loads(file.read(length))
+    data_start = 8 + length
+    entries, at = {}, 0
+    document.pop("__metadata__", None)
+    for name, value in sorted(document.items(), key=lambda item: item[1]["data_offsets"]):
+        start, end = value["data_offsets"]
+        entry = Entry(dtype=value["dtype"], shape=tuple(value["shape"]), start=start, end=end)
+        if start != at or end - start != WIDTHS[entry.dtype] * count(entry.shape):
+            raise ValueError(f"{name}: bytes {start} to {end} are not its {entry.shape}")
+        entries[name] = entry
+        at = end
+    if data_start + at != size:
+        raise ValueError(f"{size - data_start} bytes of data, expected {at}")
+    return entries, data_start
+
+
+def count(shape: Sequence[int]) -> int:
+    """Elements of a shape."""
+    return int(np.prod(shape, dtype=np.int64)) if shape else 1
+
+
+def layout_hash(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> str:
+    """One hash over names, types and shapes."""
+    text = json.dumps(
+        sorted([name, dtype, list(shape)] for name, (dtype, shape) in tensors.items())
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def all_finite(data: memoryview | np.ndarray, dtype: str) -> bool:
+    """Whether bytes of this type hold neither NaN nor infinity. Integers always do."""
+    if dtype == "BF16":
+        return not bool(((np.frombuffer(data, dtype=np.uint16) & 0x7F80) == 0x7F80).any())
+    kind = _FLOATS.get(dtype)
+    return kind is None or bool(np.isfinite(np.frombuffer(data, dtype=kind)).all())
+
+
+def chunks(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Pieces of a range that are whole elements of any type."""
+    for at in range(start, end, _CHUNK):
+        yield at, min(end, at + _CHUNK)
+
+
+def not_finite(path: Path) -> str:
+    """The first tensor of a file that holds NaN or infinity; "" without one."""
+    entries, data_start = read_header(path)
+    if not any(entry.end for entry in entries.values()):
+        return ""
+    data = np.memmap(path, dtype=np.uint8, mode="r", offset=data_start)
+    for name, entry in entries.items():
+        for at, end in chunks(entry.start, entry.end):
+            if not all_finite(np.ascontiguousarray(data[at:end]), entry.dtype):
+                return name
+    return ""
+
+
+def read_values(path: Path, name: str) -> np.ndarray:
+    """A small tensor of float32, or an integer type, as an array."""
+    entries, data_start = read_header(path)
+    entry = entries[name]
+    kinds = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "u1", "U32": "<u4", "I32": "<i4"}
+    with path.open("rb") as file:
+        file.seek(data_start + entry.start)
+        raw = file.read(entry.end - entry.start)
+    return np.frombuffer(raw, dtype=kinds[entry.dtype]).reshape(entry.shape)
