@@ -109,5 +109,6 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     kill_at = int(sys.argv[2]) if len(sys.argv) > 2 else None
     trained, log = train_toy(folder, Printer(kill_at))
-    torch.save(trained.state_dict(), folder / "weights.tmp")
-    print(f"resumed from {log.resumed_from}, {log.steps} steps, {log.tokens} tokens")
+    if os.environ.get("RANK", "0") == "0":
+        torch.save(trained.state_dict(), folder / "weights.tmp")
+        print(f"resumed from {log.resumed_from}, {log.steps} steps, {log.tokens} tokens")
