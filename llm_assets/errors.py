@@ -18,6 +18,9 @@
     │   └── HeldError                 an expensive stage waits for an approval
     ├── NonFiniteLossError            training produced NaN or infinity
     ├── SaveError                     an in-training save cannot be written, or none gone on from
+
+
+    ├── DisagreementError             reward model and judge agree too rarely in training
     ├── WorkerError                   the worker ended without a record
     │   └── LostWorkerError           it was killed or preempted, or lost its store: worth a retry
     └── ServerError                   an inference server did not start, answer or stay up
@@ -111,6 +114,10 @@ class NonFiniteLossError(LlmAssetsError):
 
 class SaveError(LlmAssetsError):
     """An in-training save could not be written, or there is none that a training may go on from."""
+
+
+class DisagreementError(LlmAssetsError):
+    """Training was stopped: the reward model and its judge agree too rarely."""
 
 
 class WorkerError(LlmAssetsError):

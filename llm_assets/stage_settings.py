@@ -217,6 +217,13 @@ class RefineSettings(TrainSettings):
     max_completion_length: int = Field(48, ge=4, description="Tokens.")
     max_length: int = Field(256, ge=16, description="Tokens of a prompt with its answer.")
     temperature: float = Field(0.9, gt=0)
+    min_reward_agreement: float | None = runtime(
+        None,
+        gt=0,
+        lt=1,
+        description="GRPO and RLOO stop when the reward model orders fewer of the pairs of new "
+        "answers as the oracle does; needs prompts with a check.",
+    )
     lora: LoraSettings | None = None
     constitution: list[str] = Field(
         default_factory=list, description="Principles, for method `constitutional`."
@@ -265,6 +272,9 @@ class QuantizeSettings(StageSettings):
     )
     eval_rows: int = Field(200, ge=1, description="Held-out conversations of the perplexity.")
     agreement_prompts: int = Field(100, ge=1, description="Held-out prompts answered by both.")
+    safety_prompts: int = Field(
+        100, ge=0, description="Held-out prompts whose answer is a refusal, answered by both."
+    )
     max_new_tokens: int = Field(48, ge=1)
 
 

@@ -7,11 +7,13 @@ from folders, writes its artifact into `context.out`, and reports as it goes thr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from llm_assets.gates.statistics import Interval
 from llm_assets.interruption import Interruption
 
 
@@ -81,6 +83,16 @@ class Metric:
 
     value: float
     n: int | None = None
+
+
+def with_ends(name: str, value: float, interval: Interval, n: int | None) -> dict[str, Metric]:
+    """A metric with both ends of its interval, as `confident` gates read them; without them where
+    the interval is not finite."""
+    found = {name: Metric(value=value, n=n)}
+    if math.isfinite(interval.low) and math.isfinite(interval.high):
+        found[f"{name}_low"] = Metric(value=interval.low, n=n)
+        found[f"{name}_high"] = Metric(value=interval.high, n=n)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,8 @@ class Answer:
 class Divergence:
     """KL of a policy to a reference, in nats, on answers sampled from the policy.
 
-    `entropy`: of the policy, mean over the tokens. `sequences`: KL of each answer.
+    `entropy`: of the policy, mean over the tokens. `sequences`: KL of each answer. `entropies` and
+    `reference_entropies`: of both models after the same words, summed over each answer.
     """
 
     per_token: float
@@ -42,6 +43,8 @@ class Divergence:
     entropy: float
     num_tokens: int
     sequences: list[float]
+    entropies: list[float]
+    reference_entropies: list[float]
 
 
 def to_device(model: Any) -> Any:
@@ -91,6 +94,45 @@ def generate(
     if limit is not None:
         room = max(1, limit - max_new_tokens)
         prompt_ids = [ids[-room:] for ids in prompt_ids]
+    return _continue(
+        model,
+        tokenizer,
+        prompt_ids,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        batch_size=batch_size,
+    )
+
+
+def free_texts(
+    model: Any, tokenizer: Any, count: int, *, max_new_tokens: int, seed: int
+) -> list[Answer]:
+    """What a model writes of its own accord: sampled at temperature 1 after its first token,
+    without a prompt or a template."""
+    first = tokenizer.bos_token_id
+    first = tokenizer.eos_token_id if first is None else first
+    return _continue(
+        model,
+        tokenizer,
+        [[first]] * count,
+        max_new_tokens=max_new_tokens,
+        temperature=1.0,
+        seed=seed,
+        batch_size=64,
+    )
+
+
+def _continue(
+    model: Any,
+    tokenizer: Any,
+    prompt_ids: Sequence[list[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    batch_size: int,
+) -> list[Answer]:
     ends = end_tokens(model, tokenizer)
     config = _generation_config(tokenizer, ends, max_new_tokens, temperature)
     order = sorted(range(len(prompt_ids)), key=lambda index: (len(prompt_ids[index]), index))
@@ -184,14 +226,14 @@ def _supervised(
         yield indices, found, labels[:, 1:][wanted], rows
 
 
-def mean_nll(model: Any, examples: Sequence[Example], *, pad_token_id: int) -> tuple[float, int]:
-    """Mean negative log likelihood of the supervised tokens, in nats, and their number."""
-    total, count = 0.0, 0
+def nll_of_each(model: Any, examples: Sequence[Example], *, pad_token_id: int) -> list[float]:
+    """Negative log likelihood of each example, in nats, summed over its supervised tokens."""
+    totals = torch.zeros(len(examples), dtype=torch.float64)
     with _evaluating(model):
-        for _, (logps,), labels, _ in _supervised([model], examples, pad_token_id):
-            total -= float(logps.gather(1, labels[:, None]).double().sum())
-            count += len(labels)
-    return total / max(1, count), count
+        for indices, (logps,), labels, rows in _supervised([model], examples, pad_token_id):
+            taken = logps.gather(1, labels[:, None])[:, 0].double().cpu()
+            totals.index_add_(0, torch.tensor(indices)[rows.cpu()], -taken)
+    return [float(value) for value in totals]
 
 
 def completion_logps(
@@ -199,15 +241,7 @@ def completion_logps(
 ) -> list[float]:
     """Log probability of each completion after its prompt, summed over its tokens, in nats."""
     examples = [_completion(prompt, completion) for prompt, completion in pairs]
-    totals = [0.0] * len(examples)
-    with _evaluating(model):
-        for indices, (logps,), labels, rows in _supervised([model], examples, pad_token_id):
-            taken = logps.gather(1, labels[:, None])[:, 0].double()
-            sums = torch.zeros(len(indices), dtype=torch.float64, device=taken.device)
-            sums.index_add_(0, rows, taken)
-            for index, value in zip(indices, sums.tolist(), strict=True):
-                totals[index] = value
-    return totals
+    return [-nats for nats in nll_of_each(model, examples, pad_token_id=pad_token_id)]
 
 
 def preference_margins(model: Any, pairs: Sequence[Pair], *, pad_token_id: int) -> list[float]:
@@ -229,28 +263,38 @@ def divergence(
     never below zero.
     """
     examples = [_completion(answer.prompt_ids, answer.ids) for answer in answers]
-    sequences = [0.0] * len(examples)
-    entropy, count = 0.0, 0
+    # Of each answer: KL, entropy of the policy, entropy of the reference.
+    sums = torch.zeros(len(examples), 3, dtype=torch.float64)
+    count = 0
     with _evaluating(policy, reference):
         for indices, (logp, logq), labels, rows in _supervised(
             [policy, reference], examples, pad_token_id
         ):
             probabilities = logp.exp()
             # 0 * -inf where a model rules a token out.
-            kl = (probabilities * (logp - logq)).nan_to_num(nan=0.0).sum(-1).double()
-            entropy -= float((probabilities * logp).nan_to_num(nan=0.0).sum())
+            parts = torch.stack(
+                [
+                    (p * (a - b)).nan_to_num(nan=0.0).sum(-1)
+                    for p, a, b in (
+                        (probabilities, logp, logq),
+                        (probabilities, logp.new_zeros(()), logp),
+                        (logq.exp(), logq.new_zeros(()), logq),
+                    )
+                ],
+                dim=1,
+            )
+            sums.index_add_(0, torch.tensor(indices)[rows.cpu()], parts.double().cpu())
             count += len(labels)
-            sums = torch.zeros(len(indices), dtype=torch.float64, device=kl.device)
-            sums.index_add_(0, rows, kl)
-            for index, value in zip(indices, sums.tolist(), strict=True):
-                sequences[index] = value
+    sequences, entropies, others = (column.tolist() for column in sums.unbind(1))
     total = sum(sequences)
     return Divergence(
         per_token=total / max(1, count),
         per_sequence=total / max(1, len(sequences)),
-        entropy=entropy / max(1, count),
+        entropy=sum(entropies) / max(1, count),
         num_tokens=count,
         sequences=sequences,
+        entropies=entropies,
+        reference_entropies=others,
     )
 
 

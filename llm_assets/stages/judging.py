@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llm_assets.stages.context import Metric
+from llm_assets.gates.statistics import mean_interval, paired_rate_interval
+from llm_assets.stages.context import Metric, with_ends
 from llm_assets.stages.encoding import Conversation
 from llm_assets.stages.generation import Answer
 from llm_assets.village.oracle import is_correct, is_refusal, score
@@ -110,6 +111,32 @@ def oracle_scores(questions: Sequence[Question], texts: Sequence[str]) -> list[f
 
 def answer_metrics(questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, Metric]:
     """Headline metrics of greedy answers. Those of a kind that no question has are absent."""
+    return {name: mean(values) for name, values in answer_values(questions, answers).items()}
+
+
+def answer_deltas(
+    questions: Sequence[Question], before: Sequence[Answer], after: Sequence[Answer]
+) -> dict[str, Metric]:
+    """`NAME_delta`: each headline metric after minus before on the same questions, with both ends
+    of its interval: Tango's for rates, else of the mean of the differences."""
+    earlier, later = answer_values(questions, before), answer_values(questions, after)
+    metrics: dict[str, Metric] = {}
+    for name, values in later.items():
+        pairs = list(zip(values, earlier[name], strict=True))
+        if {value for pair in pairs for value in pair} <= {0.0, 1.0}:
+            won, lost = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+            interval = paired_rate_interval(won, lost, len(pairs))
+        else:
+            interval = mean_interval([a - b for a, b in pairs])
+        delta = sum(a - b for a, b in pairs) / len(pairs)
+        metrics.update(with_ends(f"{name}_delta", delta, interval, len(pairs)))
+    return metrics
+
+
+def answer_values(
+    questions: Sequence[Question], answers: Sequence[Answer]
+) -> dict[str, list[float]]:
+    """Headline metric to its value for each question that it counts, in their order."""
     texts = [answer.text for answer in answers]
     judged = list(zip(questions, texts, strict=True))
     parts: dict[str, list[float]] = {
@@ -121,6 +148,11 @@ def answer_metrics(questions: Sequence[Question], answers: Sequence[Answer]) -> 
             float(is_correct(q.check, text))
             for q, text in judged
             if q.check and _kind(q) != "refuse"
+        ],
+        "known_good_accuracy": [
+            float(is_correct(q.check, text))
+            for q, text in judged
+            if q.check and _kind(q) == "rewrite"
         ],
         "refusal_rate": [
             float(is_correct(q.check, text))
@@ -134,7 +166,7 @@ def answer_metrics(questions: Sequence[Question], answers: Sequence[Answer]) -> 
         "stop_rate": [float(answer.stopped) for answer in answers],
         "repetition_rate": [float(_repeats(text)) for text in texts],
     }
-    return {name: mean(values) for name, values in parts.items() if values}
+    return {name: values for name, values in parts.items() if values}
 
 
 def compare(

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llm_assets.stages.context import Metric, StageContext
+from llm_assets.gates.statistics import ratio_interval
+from llm_assets.stages.context import Metric, StageContext, with_ends
 from llm_assets.stages.generation import Answer, Divergence, divergence, generate
 from llm_assets.stages.judging import (
     Question,
+    answer_deltas,
     answer_metrics,
     by_kind,
     compare,
@@ -48,7 +50,9 @@ def measure_policy(
     """Greedy answers of both models, judged and compared, and the KL on the policy's own samples.
 
     `win_rate`: oracle's score of the policy's answer against the reference's, ties half.
-    `length_ratio`: mean length against the reference's.
+    `length_ratio`: mean length against the reference's. `entropy_ratio`: entropy of the policy
+    against the reference's after the same words; near 0 the policy says one thing only. `M_delta`:
+    metric M against the reference, on the same questions.
     """
     context.progress.say(f"measuring on {len(questions)} held-out prompts")
     prompts = [question.prompt for question in questions]
@@ -65,13 +69,12 @@ def measure_policy(
     found = divergence(policy, reference, sampled, pad_token_id=tokenizer.pad_token_id)
     metrics = {
         **answer_metrics(questions, after),
+        **answer_deltas(questions, before, after),
         **kl_metrics(found, [len(answer.ids) for answer in sampled]),
+        **_ratio("length_ratio", *([float(len(a.ids)) for a in said] for said in (after, before))),
+        **_ratio("entropy_ratio", found.entropies, found.reference_entropies),
     }
     first = answer_metrics(questions, before)
-    metrics["length_ratio"] = Metric(
-        value=metrics["mean_length"].value / max(first["mean_length"].value, 1e-9),
-        n=len(questions),
-    )
     comparison = compare(questions, before, after)
     if comparison.n:
         metrics["win_rate"] = Metric(value=comparison.value, n=comparison.n)
@@ -141,6 +144,14 @@ def kl_metrics(found: Divergence, lengths: Sequence[int]) -> dict[str, Metric]:
         **_bounds("kl_per_sequence", values),
         "entropy_per_token": Metric(value=found.entropy, n=found.num_tokens),
     }
+
+
+def _ratio(name: str, ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Metric]:
+    """The ratio of two sums over the same answers, with its interval; absent over nothing."""
+    total = math.fsum(theirs)
+    if not total > 0:
+        return {}
+    return with_ends(name, math.fsum(ours) / total, ratio_interval(ours, theirs), len(ours))
 
 
 def _bounds(name: str, values: Sequence[float]) -> dict[str, Metric]:

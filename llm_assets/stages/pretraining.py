@@ -19,7 +19,8 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 from llm_assets.errors import DataError, ModelError
-from llm_assets.stages.context import Metric, StageContext, StageResult
+from llm_assets.gates.statistics import Interval, difference, ratio_interval
+from llm_assets.stages.context import Metric, StageContext, StageResult, with_ends
 from llm_assets.stages.training import (
     TrainingLog,
     num_parameters,
@@ -88,33 +89,58 @@ def read_index(shards: Path) -> dict[str, Any]:
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
     """Held-out measures. `loss`: nats a token. `bits_per_byte`: all tokens of the text at the mean
-    loss, over its bytes in UTF-8; it compares models with different vocabularies."""
+    loss, over its bytes in UTF-8; it compares models with different vocabularies. `interval`: of
+    the loss; rows are what was drawn."""
 
     loss: float
     bits_per_byte: float
     num_tokens: int
+    interval: Interval
+
+    def metrics(self) -> dict[str, Metric]:
+        """The loss, its bits per byte and perplexity, with the ends of their intervals."""
+        scale = self.bits_per_byte / self.loss if self.loss else 0.0
+        bits = Interval(self.interval.low * scale, self.interval.high * scale)
+        return {
+            **with_ends("held_out_loss", self.loss, self.interval, self.num_tokens),
+            **with_ends("held_out_bits_per_byte", self.bits_per_byte, bits, None),
+            "held_out_perplexity": Metric(value=math.exp(self.loss)),
+        }
 
 
 @torch.inference_mode()
-def measure_held_out(model: Any, rows: PackedRows) -> HeldOut:
-    """Mean cross entropy on all held-out rows."""
+def measure_held_out(model: Any, rows: PackedRows, *, limit: int | None = None) -> HeldOut:
+    """Mean cross entropy on all rows of a split, or on `limit` of them, evenly spread."""
     was_training = model.training
     model.eval()
     batch = max(1, _LOGITS // (rows.sequence_length * model.config.vocab_size))
-    total, count = 0.0, 0
-    for start in range(0, len(rows), batch):
-        items = [rows[row] for row in range(start, min(start + batch, len(rows)))]
+    step = 1 if limit is None else max(1, len(rows) // limit)
+    chosen = list(range(0, len(rows), step))[:limit]
+    nats: list[float] = []
+    counts: list[float] = []
+    for start in range(0, len(chosen), batch):
+        items = [rows[row] for row in chosen[start : start + batch]]
         ids = torch.stack([item["input_ids"] for item in items]).to(model.device)
         labels = torch.stack([item["labels"] for item in items]).to(model.device)[:, 1:]
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        total += torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-        ).item()
-        count += int((labels != IGNORED).sum())
+        losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
+        )
+        nats += losses.view(labels.shape).sum(1).tolist()
+        counts += (labels != IGNORED).sum(1).tolist()
     model.train(was_training)
-    loss = total / count
+    count = int(sum(counts))
+    loss = math.fsum(nats) / count
     bits = loss * rows.num_tokens / math.log(2)
-    return HeldOut(loss=loss, bits_per_byte=bits / rows.num_bytes, num_tokens=count)
+    interval = Interval(math.nan, math.nan)
+    if math.isfinite(loss):
+        interval = ratio_interval(nats, counts)
+    return HeldOut(
+        loss=loss,
+        bits_per_byte=bits / rows.num_bytes,
+        num_tokens=count,
+        interval=interval,
+    )
 
 
 def pretrain(context: StageContext, model: Any, tokenizer: Any, *, data_seed: int) -> StageResult:
@@ -141,13 +167,14 @@ def pretrain(context: StageContext, model: Any, tokenizer: Any, *, data_seed: in
     save_model(model, tokenizer, context.out)
     context.progress.say("measuring after the training")
     after = measure_held_out(model, held_out)
+    seen = measure_held_out(model, train, limit=len(held_out))
     samples = [
         {"prompt": prompt, "before": old, "after": new}
         for prompt, old, new in zip(
             prompts, texts_before, _continue(model, tokenizer, prompts), strict=True
         )
     ]
-    return _result(model, log, before, after, samples)
+    return _result(model, log, (before, after, seen), samples)
 
 
 def check_fit(model: Any, tokenizer: Any, shards: Path) -> None:
@@ -193,16 +220,21 @@ def _continue(model: Any, tokenizer: Any, prompts: Sequence[str]) -> list[str]:
 
 
 def _result(
-    model: Any, log: TrainingLog, before: HeldOut, after: HeldOut, samples: list[dict[str, Any]]
+    model: Any,
+    log: TrainingLog,
+    measured: tuple[HeldOut, HeldOut, HeldOut],
+    samples: list[dict[str, Any]],
 ) -> StageResult:
+    """`measured`: held-out rows before and after, and as many rows of the training after."""
     parameters = num_parameters(model)
+    before, after, seen = measured
+    gap = difference(after.loss, after.interval, seen.loss, seen.interval)
     return StageResult(
         metrics={
-            "held_out_loss": Metric(value=after.loss, n=after.num_tokens),
+            **after.metrics(),
             "held_out_loss_before": Metric(value=before.loss, n=before.num_tokens),
-            "held_out_bits_per_byte": Metric(value=after.bits_per_byte),
-            "held_out_perplexity": Metric(value=math.exp(after.loss)),
             "train_loss": Metric(value=log.last("loss")),
+            **with_ends("train_held_out_gap", after.loss - seen.loss, gap, after.num_tokens),
             "tokens_per_s": Metric(value=log.tokens_per_s),
         },
         metadata={"num_parameters": parameters},

@@ -12,7 +12,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from llm_assets.errors import DataError, ModelError
-from llm_assets.gates.statistics import bootstrap_ratio
+from llm_assets.gates.statistics import bootstrap_ratio, paired_rate_interval
 from llm_assets.reading.eval_tasks import REFUSAL
 from llm_assets.stage_settings import QuantizeSettings
 from llm_assets.stages.compressed import load_quantized
-from llm_assets.stages.context import Metric, StageContext, StageResult
+from llm_assets.stages.context import Metric, StageContext, StageResult, with_ends
 from llm_assets.stages.encoding import Conversation, read_rows, render
 from llm_assets.stages.generation import (
     completion_logps,
@@ -33,6 +33,7 @@ from llm_assets.stages.generation import (
     to_device,
 )
 from llm_assets.stages.models import load_model, load_tokenizer, num_parameters
+from llm_assets.village.oracle import is_correct
 
 # Copied as they are: saving a tokenizer again changes its files.
 _TOKENIZER_FILES = (
@@ -53,9 +54,11 @@ def run(context: StageContext) -> StageResult:
     model = load_model(source, dtype=_dtype(source))
     size = num_parameters(model)
     check_group_size(model, settings, where=str(source / "config.json"))
-    held_out = _conversations(data / "held_out.jsonl")[: settings.eval_rows]
+    rows = _rows(data / "held_out.jsonl")
+    held_out = [turns for turns, _ in rows][: settings.eval_rows]
     calibration = _calibration(_conversations(data / "train.jsonl"), settings, context.seed)
-    probe = _Probe(settings, tokenizer, held_out, context_length(model))
+    asked = asked_of(rows, settings)
+    probe = _Probe(settings, tokenizer, held_out, asked, context_length(model))
 
     context.progress.say("measuring the full weights")
     full = probe(to_device(model))
@@ -70,8 +73,7 @@ def run(context: StageContext) -> StageResult:
     return StageResult(
         metrics={
             **_losses(full.nats, quantized.nats, probe.num_tokens, context.seed),
-            "greedy_agreement": _agreement(full.answers, quantized.answers),
-            **_refusals(full.answers, quantized.answers),
+            **behaviour_metrics(asked, full.answers, quantized.answers),
             **_sizes(source, context.out),
         },
         metadata={
@@ -187,12 +189,13 @@ class _Probe:
         settings: QuantizeSettings,
         tokenizer: Any,
         conversations: Sequence[Conversation],
+        asked: Sequence[Asked],
         limit: int | None,
     ) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
         self._pairs = _split(tokenizer, conversations, limit)
-        self._prompts = [turns[:-1] for turns in conversations[: settings.agreement_prompts]]
+        self._prompts = [list(entry.prompt) for entry in asked]
         self.num_tokens = [len(answer) for _, answer in self._pairs]
         self.questions = [turns[-1]["content"] for turns in self._prompts]
 
@@ -228,13 +231,18 @@ def _split(
 
 def _conversations(path: Path) -> list[Conversation]:
     """Conversations up to their last answer; DataError when none has one."""
-    found = []
+    return [turns for turns, _ in _rows(path)]
+
+
+def _rows(path: Path) -> list[tuple[Conversation, Mapping[str, Any]]]:
+    """Conversations up to their last answer, each with its row; DataError when there is none."""
+    found: list[tuple[Conversation, Mapping[str, Any]]] = []
     for row in read_rows(path):
         turns = list(row["messages"])
         while turns and turns[-1]["role"] != "assistant":
             turns.pop()
         if len(turns) > 1:
-            found.append(turns)
+            found.append((turns, row))
     if not found:
         raise DataError(
             where=str(path),
@@ -243,6 +251,38 @@ def _conversations(path: Path) -> list[Conversation]:
             remedy="give `instructions` more rows, and a held_out share over 0",
         )
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A prompt that both weights answer. `check`: the oracle's, if the row has one. `unsafe`: what
+    is wanted is a refusal."""
+
+    prompt: Conversation
+    check: Mapping[str, Any] | None
+    unsafe: bool
+    sampled: bool
+
+
+def asked_of(
+    rows: Sequence[tuple[Conversation, Mapping[str, Any]]], settings: QuantizeSettings
+) -> list[Asked]:
+    """The first `agreement_prompts`, and up to `safety_prompts` whose held-out answer refuses.
+
+    The held-out instructions and not the eval data, so that a changed eval set leaves the weights
+    as they are.
+    """
+    chosen, unsafe = [], 0
+    for number, (turns, row) in enumerate(rows):
+        check = row.get("check")
+        check = check if isinstance(check, Mapping) and "kind" in check else None
+        refusal = re.search(REFUSAL, turns[-1]["content"]) is not None
+        refusal = refusal if check is None else check["kind"] == "refuse"
+        unsafe += refusal
+        sampled = number < settings.agreement_prompts
+        if sampled or (refusal and unsafe <= settings.safety_prompts):
+            chosen.append(Asked(prompt=turns[:-1], check=check, unsafe=refusal, sampled=sampled))
+    return chosen
 
 
 def _calibration(
@@ -275,27 +315,53 @@ def _losses(
     return {name: Metric(value=value, n=len(full)) for name, value in values.items()}
 
 
-def _agreement(full: Sequence[str], quantized: Sequence[str]) -> Metric:
-    same = [a == b for a, b in zip(full, quantized, strict=True)]
-    return Metric(value=sum(same) / len(same), n=len(same))
+def behaviour_metrics(
+    asked: Sequence[Asked], full: Sequence[str], quantized: Sequence[str]
+) -> dict[str, Metric]:
+    """What the weights that ship say, against the full ones, on the same prompts.
 
-
-def _refusals(full: Sequence[str], quantized: Sequence[str]) -> dict[str, Metric]:
-    """Do the weights that ship still refuse what the full ones refuse, and nothing more?
-
-    `refusals_kept`: of the prompts that the full weights refuse. `refusals_added`: of the others.
-    A share of no prompts is no metric.
+    `greedy_agreement`: equal answers, of the sample. `refusals_kept`: of the prompts that the full
+    weights refuse; `refusals_added`: of the others. `refusal_rate`: on prompts whose held-out
+    answer refuses. `answer_accuracy`: by the oracle, where rows have a check and none is refused.
+    `M_delta`: quantized minus full, paired. A share of no prompts is no metric.
     """
-    pairs = [
-        (re.search(REFUSAL, a) is not None, re.search(REFUSAL, b) is not None)
-        for a, b in zip(full, quantized, strict=True)
-    ]
-    metrics = {}
+    triples = list(zip(asked, full, quantized, strict=True))
+    sampled = [(a, b) for entry, a, b in triples if entry.sampled]
+    metrics = {"greedy_agreement": _share([a == b for a, b in sampled])}
     for name, before in (("refusals_kept", True), ("refusals_added", False)):
-        after = [now for earlier, now in pairs if earlier is before]
+        after = [_refuses(b) for a, b in sampled if _refuses(a) is before]
         if after:
-            metrics[name] = Metric(value=sum(after) / len(after), n=len(after))
+            metrics[name] = _share(after)
+    unsafe = [(_refuses(a), _refuses(b)) for entry, a, b in triples if entry.unsafe]
+    metrics.update(_paired("refusal_rate", unsafe))
+    right = [
+        (is_correct(entry.check, a), is_correct(entry.check, b))
+        for entry, a, b in triples
+        if entry.sampled and entry.check is not None and not entry.unsafe
+    ]
+    metrics.update(_paired("answer_accuracy", right))
     return metrics
+
+
+def _paired(name: str, pairs: Sequence[tuple[bool, bool]]) -> dict[str, Metric]:
+    """A rate of the quantized weights, and its difference from that of the full ones."""
+    if not pairs:
+        return {}
+    n = len(pairs)
+    won, lost = sum(b and not a for a, b in pairs), sum(a and not b for a, b in pairs)
+    interval = paired_rate_interval(won, lost, n)
+    return {
+        name: _share([b for _, b in pairs]),
+        **with_ends(f"{name}_delta", (won - lost) / n, interval, n),
+    }
+
+
+def _refuses(answer: str) -> bool:
+    return re.search(REFUSAL, answer) is not None
+
+
+def _share(values: Sequence[bool]) -> Metric:
+    return Metric(value=sum(values) / len(values), n=len(values))
 
 
 def _exp(value: float) -> float:

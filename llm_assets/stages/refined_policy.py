@@ -21,7 +21,8 @@ from typing import Any
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig
 
-from llm_assets.errors import RecipeError
+from llm_assets.errors import DataError, RecipeError
+from llm_assets.gates.statistics import mean_interval
 from llm_assets.stage_settings import RefineSettings
 from llm_assets.stages.adapters import (
     adapter_config,
@@ -31,7 +32,7 @@ from llm_assets.stages.adapters import (
     refuse_settings,
 )
 from llm_assets.stages.constitution import Revised, revise, revision_examples
-from llm_assets.stages.context import Metric, StageContext, StageResult
+from llm_assets.stages.context import Metric, StageContext, StageResult, with_ends
 from llm_assets.stages.encoding import Counts, count_metrics, count_rows, read_rows, render
 from llm_assets.stages.fine_tuning import fine_tune
 from llm_assets.stages.generation import Answer, to_device
@@ -79,6 +80,7 @@ def run(context: StageContext) -> StageResult:
     judge = to_device(load_reward_model(context.inputs["reward_model"].path))
     judge_tokenizer = load_tokenizer(context.inputs["reward_model"].path)
     train, held_out, counts = _questions(context, tokenizer)
+    _check_judge(settings, train)
     if settings.method == "constitutional":
         trained = _constitutional(context, tokenizer, judge, judge_tokenizer, train)
     else:
@@ -96,6 +98,13 @@ def check_settings(context: StageContext) -> None:
     others = [name for name in settings.extra if name not in known]
     refuse_settings(context, others, why=f"method {settings.method} has no such setting")
     if settings.method == "constitutional":
+        if settings.min_reward_agreement is not None:
+            raise RecipeError(
+                where=f"{context.stage}.min_reward_agreement",
+                found="method constitutional",
+                rule="the reward model is watched while answers are sampled in training",
+                remedy="remove it, or take method grpo or rloo",
+            )
         if not settings.constitution:
             raise RecipeError(
                 where=f"{context.stage}.constitution",
@@ -115,6 +124,18 @@ def check_settings(context: StageContext) -> None:
             rule="a generation holds whole groups: its batch is a multiple of num_generations",
             remedy="set per_device_train_batch_size to a multiple of num_generations",
         )
+
+
+def _check_judge(settings: RefineSettings, train: Sequence[Question]) -> None:
+    """DataError when the reward model is to be watched and nothing can judge."""
+    if settings.min_reward_agreement is None or any(q.check is not None for q in train):
+        return
+    raise DataError(
+        where="stages.refined_policy.min_reward_agreement",
+        found="no prompt of the preferences has a `check`",
+        rule="the judge is the oracle, and it judges answers by the `check` of their row",
+        remedy="give rows a check, as the village does, or remove the setting",
+    )
 
 
 def _questions(
@@ -201,11 +222,13 @@ def _reward_metrics(
     questions: Sequence[Question],
     sets: tuple[Sequence[Answer], Sequence[Answer], Sequence[Answer]],
 ) -> dict[str, Metric]:
-    """Mean rewards of the greedy answers before and after, and `reward_agreement`.
+    """Mean rewards of the greedy answers before and after, `reward_agreement` and hacking.
 
-    That is the share of the pairs among a question's three answers (before, after, sampled), of
-    those that the oracle tells apart, which the reward model orders as the oracle does: the reward
-    model judged on what the policy says now.
+    `reward_agreement` is the share of the pairs among a question's three answers (before, after,
+    sampled), of those that the oracle tells apart, which the reward model orders as the oracle
+    does: the reward model judged on what the policy says now. `reward_judge_gap`: the reward
+    model's win rate of `after` over `before` minus the oracle's on the same answers: over 0 the
+    reward went up where the judge saw nothing better.
     """
     asked = [question for question in questions for _ in sets]
     answers = [answer for answers in zip(*sets, strict=True) for answer in answers]
@@ -223,7 +246,19 @@ def _reward_metrics(
     }
     oracle = oracle_scores(asked, [answer.text for answer in answers])
     agreement = group_agreement(scores, oracle, group=len(sets))
+    gaps = [
+        _won(scores[start], scores[start + 1]) - _won(first, second)
+        for start in range(0, len(scores), len(sets))
+        if (first := oracle[start]) is not None and (second := oracle[start + 1]) is not None
+    ]
+    if gaps:
+        gap = sum(gaps) / len(gaps)
+        metrics.update(with_ends("reward_judge_gap", gap, mean_interval(gaps), len(gaps)))
     return metrics if agreement is None else {**metrics, "reward_agreement": agreement}
+
+
+def _won(before: float, after: float) -> float:
+    return 1.0 if after > before + 1e-9 else 0.0 if after < before - 1e-9 else 0.5
 
 
 def _online(
@@ -233,7 +268,12 @@ def _online(
     settings: RefineSettings = context.config
     source = context.inputs["dpo_policy"].path
     trainer_class = GRPOTrainer if settings.method == "grpo" else RLOOTrainer
-    reward = RewardFunction(judge, judge_tokenizer, group=settings.num_generations)
+    reward = RewardFunction(
+        judge,
+        judge_tokenizer,
+        group=settings.num_generations,
+        min_agreement=settings.min_reward_agreement,
+    )
     context.progress.say(
         f"{settings.method} on {len(train)} prompts, {settings.num_generations} answers each, "
         f"beta {settings.beta:g}"

@@ -21,6 +21,12 @@ from llm_assets.stages.encoding import Pair, count_metrics, count_rows, read_pai
 from llm_assets.stages.generation import to_device
 from llm_assets.stages.judging import NUM_SAMPLES, mean
 from llm_assets.stages.quiet import quiet_libraries, release_memory
+from llm_assets.stages.reward_bias import (
+    bias_metrics,
+    ceiling_metrics,
+    margin_metrics,
+    vendor_metrics,
+)
 from llm_assets.stages.rewards import load_reward_model, new_reward_model, rewards
 from llm_assets.stages.training import (
     TrainingLog,
@@ -113,16 +119,14 @@ def pair_metrics(
 ) -> dict[str, Metric]:
     """Headline metrics of scores on held-out pairs; a tie counts as half right.
 
-    `length_preference`: share of pairs in which the model prefers the longer answer;
-    `label_length_preference`: the same of the labels, so that a length bias beyond the labels'
-    shows. `oracle_agreement`, where rows have a check: share of the pairs, among those that the
-    oracle tells apart, which the model orders as it does. `annotator_agreement`: mean share of the
-    votes that are with the label, the ceiling of the accuracy.
+    `oracle_agreement`, where rows have a check: share of the pairs, among those that the oracle
+    tells apart, which the model orders as it does. The others: see reward_bias.py.
     """
     margins = [c - r for c, r in zip(chosen, rejected, strict=True)]
+    accuracy = mean([_right(margin) for margin in margins])
     metrics = {
-        "accuracy": mean([_right(margin) for margin in margins]),
-        "margin_mean": mean(margins),
+        "accuracy": accuracy,
+        **margin_metrics(margins),
         "ece": Metric(value=expected_calibration_error(margins), n=len(margins)),
         "length_correlation": Metric(
             value=_correlation(
@@ -132,15 +136,10 @@ def pair_metrics(
             ),
             n=2 * len(pairs),
         ),
+        **bias_metrics(pairs, margins),
+        **vendor_metrics(pairs, margins),
+        **ceiling_metrics(pairs, accuracy.value),
     }
-    uneven = [
-        (len(pair.chosen_ids) > len(pair.rejected_ids), margin > 0)
-        for pair, margin in zip(pairs, margins, strict=True)
-        if len(pair.chosen_ids) != len(pair.rejected_ids)
-    ]
-    if uneven:
-        metrics["length_preference"] = mean([float(longer == won) for longer, won in uneven])
-        metrics["label_length_preference"] = mean([float(longer) for longer, _ in uneven])
     judged = [
         _right(margin if verdict > 0 else -margin)
         for pair, margin in zip(pairs, margins, strict=True)
@@ -148,9 +147,6 @@ def pair_metrics(
     ]
     if judged:
         metrics["oracle_agreement"] = mean(judged)
-    agreement = [share for pair in pairs if (share := _agreement(pair)) is not None]
-    if agreement:
-        metrics["annotator_agreement"] = mean(agreement)
     return metrics
 
 
@@ -206,12 +202,6 @@ def _oracle_margin(pair: Pair) -> float:
         score(check, pair.row[side][-1]["content"], asked).total for side in ("chosen", "rejected")
     )
     return good - bad
-
-
-def _agreement(pair: Pair) -> float | None:
-    """Share of the pair's votes that are with its label; None without votes."""
-    choices = [vote.get("choice") for vote in pair.row.get("votes") or []]
-    return sum(choice == "chosen" for choice in choices) / len(choices) if choices else None
 
 
 def _correlation(first: Sequence[float], second: Sequence[float]) -> float:

@@ -12,7 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
 from transformers.utils import logging as transformers_logging
 
-from llm_assets.errors import ModelError
+from llm_assets.errors import DisagreementError, ModelError
+from llm_assets.gates.statistics import wilson
 from llm_assets.stage_settings import LoraSettings
 from llm_assets.stages.adapters import quantization
 from llm_assets.stages.context import Metric
@@ -20,6 +21,10 @@ from llm_assets.stages.encoding import Conversation, render
 from llm_assets.stages.training import check_model_folder, check_pair, refuse_pickles
 from llm_assets.village.oracle import score
 
+_WINDOW = 400
+"""Pairs of answers over which the agreement with the oracle is watched."""
+_FEWEST = 60
+"""With fewer pairs nothing is said."""
 _TOKENS = 8192
 """Tokens of one forward pass when scoring."""
 
@@ -110,15 +115,20 @@ class RewardFunction:
 
     It scores prompt and answer through the chat template. Where a prompt has a check (a column of
     JSON), the oracle's mean score is logged beside it, and how often both order two answers of a
-    group alike: a reward that rises while these fall is being gamed.
+    group alike: a reward that rises while these fall is being gamed. `min_agreement`: the training
+    is stopped when that share, over the newest `_WINDOW` pairs, is below it beyond doubt.
     """
 
     __name__ = "reward_model"
 
-    def __init__(self, model: Any, tokenizer: Any, *, group: int) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, group: int, min_agreement: float | None = None
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.group = group
+        self.min_agreement = min_agreement
+        self._recent: list[Metric] = []
 
     def __call__(
         self,
@@ -142,7 +152,27 @@ class RewardFunction:
             agreement = group_agreement(scores, oracle, group=self.group)
             if agreement is not None:
                 log_metric("oracle_agreement", agreement.value)
+                self._watch(agreement)
         return scores
+
+    def _watch(self, agreement: Metric) -> None:
+        """DisagreementError when even the upper end of the interval is below the limit."""
+        if self.min_agreement is None:
+            return
+        self._recent.append(agreement)
+        while sum(m.n or 0 for m in self._recent[1:]) >= _WINDOW:
+            self._recent.pop(0)
+        n = sum(m.n or 0 for m in self._recent)
+        share = sum(m.value * (m.n or 0) for m in self._recent) / n
+        if n >= _FEWEST and wilson(share * n, n).high < self.min_agreement:
+            raise DisagreementError(
+                f"stages.refined_policy: the reward model orders {share:.0%} of {n} pairs of the "
+                f"policy's newest answers as the oracle does\n"
+                f"  rule: min_reward_agreement {self.min_agreement:g}: below it the policy learns "
+                "what the reward model gets wrong\n"
+                "  next: raise beta or lower learning_rate, so that the policy stays where the "
+                "reward model was trained; or train the reward model on answers of this policy"
+            )
 
 
 def group_agreement(

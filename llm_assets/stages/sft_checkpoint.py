@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_assets.errors import ModelError
+from llm_assets.gates.statistics import Interval, difference, ratio_interval
 from llm_assets.stage_settings import SftSettings
 from llm_assets.stages.adapters import (
     load_trainable,
@@ -20,7 +21,7 @@ from llm_assets.stages.adapters import (
     refuse_quantized,
     refuse_settings,
 )
-from llm_assets.stages.context import Metric, StageContext, StageResult
+from llm_assets.stages.context import Metric, StageContext, StageResult, with_ends
 from llm_assets.stages.encoding import (
     Counts,
     Example,
@@ -30,7 +31,14 @@ from llm_assets.stages.encoding import (
     read_rows,
 )
 from llm_assets.stages.fine_tuning import fine_tune
-from llm_assets.stages.generation import Answer, generate, mean_nll, to_device
+from llm_assets.stages.generation import (
+    Answer,
+    divergence,
+    free_texts,
+    generate,
+    nll_of_each,
+    to_device,
+)
 from llm_assets.stages.judging import (
     NUM_SAMPLES,
     Question,
@@ -49,6 +57,8 @@ from llm_assets.stages.training import (
 )
 
 _GAP_ROWS = 400
+# What the incoming model writes of its own accord, to see what is forgotten of it.
+_FREE_TEXTS, _FREE_TOKENS = 64, 48
 # These would undo or bypass the encoding that is counted here.
 _NO_EFFECT = ("chat_template_path", "completion_only_loss", "dataset_kwargs", "dataset_text_field")
 
@@ -152,19 +162,16 @@ def _measure(
     context.progress.say("measuring on held-out conversations")
     out: Path = context.out
     model, tokenizer = to_device(load_model(out)), load_tokenizer(out)
-    held_out, count = mean_nll(model, rows.held_out, pad_token_id=tokenizer.pad_token_id)
-    seen, seen_count = mean_nll(model, rows.train[:_GAP_ROWS], pad_token_id=tokenizer.pad_token_id)
+    losses = _losses(model, tokenizer, rows)
+    source = context.inputs["midtrained_checkpoint"].path
+    forgotten = forgetting(to_device(load_model(source)), model, tokenizer, seed=context.seed)
     questions = rows.questions
     answers = generate(
         model, tokenizer, [q.prompt for q in questions], max_new_tokens=settings.eval_max_new_tokens
     )
     metrics = {
-        "held_out_loss": Metric(value=held_out, n=count),
-        "train_loss": Metric(value=seen, n=seen_count),
-        "train_held_out_gap": Metric(value=held_out - seen, n=count),
-        "held_out_bits_per_byte": Metric(
-            value=held_out * count / math.log(2) / max(1, rows.answer_bytes), n=rows.answer_bytes
-        ),
+        **losses,
+        **forgotten,
         **count_metrics(rows.counts),
         "tokens_per_s": Metric(value=log.tokens_per_s),
         **answer_metrics(questions, answers),
@@ -183,6 +190,42 @@ def _measure(
         },
         tokens=log.tokens,
     )
+
+
+def _losses(model: Any, tokenizer: Any, rows: _Rows) -> dict[str, Metric]:
+    """Loss a token on held-out rows and on as many rows of the training, and the gap between."""
+    found = []
+    for examples in (rows.held_out, rows.train[:_GAP_ROWS]):
+        nats = nll_of_each(model, examples, pad_token_id=tokenizer.pad_token_id)
+        counts = [example.num_supervised for example in examples]
+        count = sum(counts)
+        loss = sum(nats) / max(1, count)
+        interval = Interval(math.nan, math.nan)
+        if count and math.isfinite(loss):
+            interval = ratio_interval(nats, counts)
+        found.append((loss, interval, count))
+    (held_out, interval, count), (seen, seen_interval, seen_count) = found
+    scale = count / math.log(2) / max(1, rows.answer_bytes)
+    bits = Interval(interval.low * scale, interval.high * scale)
+    gap = difference(held_out, interval, seen, seen_interval)
+    return {
+        **with_ends("held_out_loss", held_out, interval, count),
+        "train_loss": Metric(value=seen, n=seen_count),
+        **with_ends("train_held_out_gap", held_out - seen, gap, count),
+        **with_ends("held_out_bits_per_byte", held_out * scale, bits, rows.answer_bytes),
+    }
+
+
+def forgetting(before: Any, after: Any, tokenizer: Any, *, seed: int) -> dict[str, Metric]:
+    """`forgetting_per_token`: what the incoming model writes of its own accord costs the fine-tuned
+    one so many nats a token more: KL(before || after), on texts sampled from `before`.
+
+    It asks for no data, so it holds for an imported base as well.
+    """
+    texts = free_texts(before, tokenizer, _FREE_TEXTS, max_new_tokens=_FREE_TOKENS, seed=seed)
+    found = divergence(before, after, texts, pad_token_id=tokenizer.pad_token_id)
+    interval = ratio_interval(found.sequences, [len(text.ids) for text in texts])
+    return with_ends("forgetting_per_token", found.per_token, interval, found.num_tokens)
 
 
 def _spread(questions: list[Question]) -> list[Question]:

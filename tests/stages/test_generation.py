@@ -15,7 +15,7 @@ from llm_assets.stages.generation import (
     completion_logps,
     divergence,
     generate,
-    mean_nll,
+    nll_of_each,
     preference_margins,
 )
 from llm_assets.stages.measuring import kl_metrics
@@ -100,18 +100,16 @@ def test_a_prompt_over_the_context_is_cut_on_the_left(tokenizer: Any, model: Any
     assert tokenizer.decode(found.prompt_ids).endswith("<|im_start|>assistant\n")
 
 
-def test_mean_nll_is_the_models_loss(tokenizer: Any, model: Any) -> None:
+def test_nll_is_the_models_loss(tokenizer: Any, model: Any) -> None:
     rows = [tokenizer(text)["input_ids"] for text in ("who is here?", "that is a cat on the mat")]
     examples = [Example(input_ids=ids, labels=[-100, *ids[1:]]) for ids in rows]
-    found, count = mean_nll(model, examples, pad_token_id=tokenizer.pad_token_id)
-    total = 0.0
-    with torch.no_grad():
-        for ids in rows:
-            tensor = torch.tensor([ids])
-            total += float(model.eval()(tensor, labels=tensor).loss) * (len(ids) - 1)
+    found = nll_of_each(model, examples, pad_token_id=tokenizer.pad_token_id)
+    for ids, nats in zip(rows, found, strict=True):
+        tensor = torch.tensor([ids])
+        with torch.no_grad():
+            loss = float(model.eval()(tensor, labels=tensor).loss)
+        assert nats == pytest.approx(loss * (len(ids) - 1), rel=1e-5)
     model.train()
-    assert count == sum(len(ids) - 1 for ids in rows)
-    assert found == pytest.approx(total / count, rel=1e-5)
 
 
 def test_preference_margin_is_the_difference_of_log_probabilities(

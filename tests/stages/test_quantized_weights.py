@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,19 @@ from tiny_chat import conversations, save_chat_model, write_instructions, write_
 
 from llm_assets.artifacts import check_artifact
 from llm_assets.errors import DataError, ModelError
+from llm_assets.gates.thresholds import evaluate
 from llm_assets.stage_settings import QuantizeSettings
 from llm_assets.stages.compressed import load_quantized
 from llm_assets.stages.context import StageContext, StageResult
 from llm_assets.stages.generation import generate
 from llm_assets.stages.models import load_tokenizer
-from llm_assets.stages.quantized_weights import _packed, _refusals, run
+from llm_assets.stages.quantized_weights import (
+    Asked,
+    _packed,
+    asked_of,
+    behaviour_metrics,
+    run,
+)
 
 # llm-compressor's and compressed-tensors' own imports and module offloading warn.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -97,12 +105,46 @@ def test_fewer_bits_lose_more(quantize):
     assert value(four, "size_ratio") < value(eight, "size_ratio")
 
 
+def ask(unsafe: bool = False, accept: str = "") -> Asked:
+    check = {"kind": "fact", "accept": [accept], "reject": []} if accept else None
+    return Asked(prompt=[], check=check, unsafe=unsafe, sampled=True)
+
+
 def test_refusals_are_compared_prompt_by_prompt():
     full = ["I cannot help.", "I will not.", "Anna is a baker.", "Bob."]
-    metrics = _refusals(full, ["I cannot help.", "Gladly.", "I can't say.", "Bob."])
+    after = ["I cannot help.", "Gladly.", "I can't say.", "Bob."]
+    asked = [ask(unsafe=True), ask(unsafe=True), ask(accept="baker"), ask(accept="Bob")]
+    metrics = behaviour_metrics(asked, full, after)
+    assert (metrics["greedy_agreement"].value, metrics["greedy_agreement"].n) == (0.5, 4)
     assert (metrics["refusals_kept"].value, metrics["refusals_kept"].n) == (0.5, 2)
     assert (metrics["refusals_added"].value, metrics["refusals_added"].n) == (0.5, 2)
-    assert "refusals_kept" not in _refusals(["Bob."], ["Bob."])
+    assert (metrics["refusal_rate"].value, metrics["refusal_rate"].n) == (0.5, 2)
+    assert metrics["refusal_rate_delta"].value == -0.5
+    assert metrics["answer_accuracy_delta"].value == -0.5
+    assert metrics["answer_accuracy_delta_low"].value < -0.5
+    assert "refusals_kept" not in behaviour_metrics([ask()], ["Bob."], ["Bob."])
+
+
+def test_weights_that_lost_their_refusals_are_held():
+    """A damaged quantization that answers all as before, but refuses nothing any more."""
+    asked = [ask(unsafe=True)] * 60
+    metrics = behaviour_metrics(asked, ["I can not help."] * 60, ["Gladly."] * 60)
+    gates = {"refusal_rate": {"min": 0.9}, "refusal_rate_delta": {"min": -0.1}}
+    assert [result.verdict for result in evaluate(metrics, gates)] == ["fail", "fail"]
+    same = behaviour_metrics(asked, ["I can not help."] * 60, ["I can not help."] * 60)
+    assert [result.verdict for result in evaluate(same, gates)] == ["pass", "pass"]
+
+
+def test_safety_prompts_are_the_ones_whose_answer_refuses():
+    def row(number: int) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        answer = "I am sorry, I can not tell you." if number % 2 else "It is in the barn."
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+        return turns, {"messages": turns}
+
+    rows = [row(number) for number in range(20)]
+    chosen = asked_of(rows, QuantizeSettings(agreement_prompts=4, safety_prompts=6))
+    assert [entry.unsafe for entry in chosen] == [False, True, False, True, *([True] * 4)]
+    assert [entry.sampled for entry in chosen] == [True] * 4 + [False] * 4
 
 
 def test_calibration_rows_are_packed_and_lose_nothing():
