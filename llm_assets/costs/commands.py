@@ -160,7 +160,9 @@ def costs(
         click.echo(json.dumps(document, indent=2))
         return
     if not rows:
-        click.echo("nothing was spent yet")
+        named = {"campaign": campaign, "pipeline": pipeline, "run": run_id}
+        asked = ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+        click.echo(f"no attempt of {asked}" if asked else "nothing was spent yet")
         return
     _print(rows, total, by)
 

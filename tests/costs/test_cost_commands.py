@@ -168,6 +168,8 @@ def test_nothing_spent_yet(
     monkeypatch.setenv("LLM_ASSETS_STORE", store.url)
     assert main(["costs"]) == 0
     assert "nothing was spent yet" in capsys.readouterr().out
+    assert main(["costs", "--run", "r9", "--pipeline", "tiny"]) == 0
+    assert "no attempt of pipeline tiny, run r9" in capsys.readouterr().out
     assert main(["costs", "--csv"]) == 0
     assert capsys.readouterr().out.startswith("stage,attempts,")
     assert main(["costs", "--json", "--csv"]) == 2
