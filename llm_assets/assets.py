@@ -340,7 +340,8 @@ def _check_end(plan: Plan, name: str, store: Store, end: WorkerExit) -> None:
     lost = was_lost(code=end.code, kind=end.kind, num_processes=processes)
     kind = LostWorkerError if lost else WorkerError
     if end.error:
-        raise kind(f"{where}: {end.error}\n  log: {end.log}")
+        said = end.error if end.error.startswith(where) else f"{where}: {end.error}"
+        raise kind(f"{said}\n  log: {end.log}")
     how = f"exit code {end.code}" if end.code >= 0 else f"signal {-end.code}"
     raise kind(
         f"{where}: the worker ended with {how} and without a record\n"

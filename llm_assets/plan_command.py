@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from llm_assets.costs.budget import Standing, current_limit, standing
@@ -128,6 +129,7 @@ def _print(document: dict[str, Any], estimates: Forecast) -> None:
             "\n".join(entry["reasons"]),
         )
     console.print(table)
+    _print_failures(document, console)
     totals, money = document["totals"], document["budget"]
     line = f"at most {show_usd(totals['cost_usd'])} and {show_seconds(totals['wall_s'])}"
     if totals["unknown"]:
@@ -142,6 +144,22 @@ def _print(document: dict[str, Any], estimates: Forecast) -> None:
         console.print(f"refused: {text}", markup=False)
     if document["may_start"]:
         console.print("may start", highlight=False)
+
+
+def _print_failures(document: dict[str, Any], console: Console) -> None:
+    """What each stage that may run takes along when it fails; `rollback-plan` has the rest."""
+    table = Table(
+        "if it fails", "loses at most", "takes along", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for entry in document["stages"]:
+        if entry["status"] not in ("run", "maybe", "held"):
+            continue
+        step = entry["on_failure"]
+        lost = "" if step["lost_s"] is None else show_seconds(step["lost_s"])
+        below = [name for name in step["invalidates"] if name != entry["name"]]
+        table.add_row(entry["name"], lost, f"{len(below)} below" if below else "nothing")
+    if table.row_count:
+        console.print(table)
 
 
 def _source(estimate: StageEstimate) -> str:

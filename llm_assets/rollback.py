@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from llm_assets.store.digest import Identity
 from llm_assets.store.protocol import Store
 
 KIND = "rollback_plans"
+NONE_YET = "none yet"
 _NOBODY = "whoever started the run"
 
 _ACTIONS: Mapping[str, str] = {
@@ -156,7 +158,7 @@ def last_good(plan: Plan, name: str, store: Store) -> str:
         return f"artifact {mine.artifact}"
     if mine.record is not None:
         return f"artifact {mine.record.output} of {mine.record.created_at[:10]}"
-    return "none yet"
+    return NONE_YET
 
 
 def missing_plans(
@@ -234,9 +236,17 @@ class Rollback:
         )
         if self.rerun_usd is not None:
             lines.append(f"  the rest costs about {show_usd(self.rerun_usd)}")
-        lines += [f"  {stage} goes on from {what}" for stage, what in self.checkpoints.items()]
+        lines += [f"  {stage} {_from(what)}" for stage, what in self.checkpoints.items()]
         lines.append(f"  owner: {self.owner}; next: {self.command}")
         return "\n".join(lines)
+
+
+def _from(checkpoint: str) -> str:
+    """What last_good found, in a sentence: only a save is gone on from."""
+    if checkpoint.startswith("checkpoint"):
+        return f"goes on from {checkpoint}"
+    short = re.sub(r"([0-9a-f]{12})[0-9a-f]{52}", r"\1", checkpoint)
+    return "starts over" + ("" if checkpoint == NONE_YET else f"; last good: {short}")
 
 
 def actual_rollback(
@@ -274,14 +284,10 @@ def actual_rollback(
         rerun_usd=None if estimates.unknown else estimates.cost_usd,
         owner=", ".join(plan.recipe.owners) or _NOBODY,
         checkpoints={name: last_good(plan, name, store) for name in failed},
-        command=_next_command(plan, failed, gates),
+        command=_next_command(plan, gates),
     )
 
 
-def _next_command(plan: Plan, failed: Mapping[str, str], gates: Iterable[str]) -> str:
-    recipe = recipe_argument(plan.recipe)
-    if list(gates):
-        return f"llm-assets report -r {recipe}"
-    if len(failed) == 1:
-        return f"llm-assets run -r {recipe}"
-    return f"llm-assets plan -r {recipe}"
+def _next_command(plan: Plan, gates: Iterable[str]) -> str:
+    """A failed gate is looked at first; anything else is mended and run again."""
+    return f"llm-assets {'report' if list(gates) else 'run'} -r {recipe_argument(plan.recipe)}"

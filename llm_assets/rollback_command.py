@@ -54,10 +54,10 @@ def rollback(recipe_path: str, stage: str | None, as_json: bool) -> int:
 def _print(pipeline: str, steps: list[RollbackStep]) -> None:
     table = Table(title=f"{pipeline}: rollback plan", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("when it fails", "class", "it takes along"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=True)
     for heading in ("lost at most", "rerun"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("goes on from", "owner"):
+    for heading in ("last good", "owner"):
         table.add_column(heading, overflow="fold")
     for step in steps:
         table.add_row(
@@ -93,7 +93,7 @@ def _print_step(step: RollbackStep) -> None:
         "stays cached": ", ".join(step.cached) or "nothing",
         "lost at most": _money(step.lost_usd, step.lost_s),
         "rerun": _money(step.rerun_usd, step.rerun_s),
-        "goes on from": step.checkpoint,
+        "last good": step.checkpoint,
         "owner": step.owner or "nobody",
     }
     for name, text in rows.items():

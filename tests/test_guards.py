@@ -1,6 +1,7 @@
 """What stops a run before money is spent."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -254,3 +255,5 @@ def test_the_plan_says_where_an_estimate_comes_from(store: Store, tmp_path: Path
     changed_path = write(tmp_path, changed({"stages.sft_checkpoint.learning_rate": 0.01}))
     second = CliRunner().invoke(app, ["plan", "-r", str(changed_path)], standalone_mode=False)
     assert "measured: 1 earlier run, off by" in second.output
+    assert re.search(r"dpo_policy +\d+\.\d s +5 below", second.output)
+    assert re.search(r"release +\d+\.\d s +nothing", second.output)

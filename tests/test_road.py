@@ -16,7 +16,7 @@ from llm_assets.assets import build_assets
 from llm_assets.cli import app
 from llm_assets.compat import stale_statuses
 from llm_assets.executor import build_executor
-from llm_assets.planning import make_plan
+from llm_assets.planning import make_plan, recipe_argument
 from llm_assets.recipe import Recipe, load_recipe
 from llm_assets.resources import LocalLauncher, StoreResource
 from llm_assets.run_tags import FAILED_TAG, ROLLED_BACK_TAG
@@ -146,6 +146,14 @@ def test_a_failed_run_is_told(
     assert list(rollback.invalidated) == SFT_AND_BELOW
     assert "midtrained_checkpoint" in rollback.cached
     assert rollback.owner == "team:ml"
+    assert "  sft_checkpoint starts over\n" in rollback.text()
+    assert rollback.text().endswith(f"next: llm-assets run -r {recipe_argument(loaded)}")
+    for kept, said_of_it in (
+        ("checkpoint save-00000009", "goes on from checkpoint save-00000009"),
+        (f"artifact {'a' * 64} of 2026-03-01", "starts over; last good: artifact aaaaaaaaaaaa of"),
+    ):
+        changed = dataclasses.replace(rollback, checkpoints={"sft_checkpoint": kept})
+        assert f"  sft_checkpoint {said_of_it}" in changed.text()
 
     tagged = instance.get_run_by_id(result.run_id)
     assert tagged is not None
