@@ -38,7 +38,7 @@ from llm_assets.guards import stage_money
 from llm_assets.identity import digest_of
 from llm_assets.overriding import overrides_of
 from llm_assets.planning import Plan, StagePlan, make_plan, node_source, outside_inputs, recipe_part
-from llm_assets.presenting import check_result, progress_metadata, record_metadata
+from llm_assets.presenting import check_result, page_metadata, progress_metadata, record_metadata
 from llm_assets.recipe import Recipe
 from llm_assets.reporting import progress_line
 from llm_assets.resources.launcher import (
@@ -369,10 +369,13 @@ def _report(
         return _pinned_result(plan, mine, key, size_bytes)
     overrides = overrides_of(store, mine.artifact)
     results = gate_results(plan, name, store)
+    metadata = record_metadata(mine.record, hit=hit, size_bytes=size_bytes)
+    if mine.record.type == "eval_report":
+        metadata.update(page_metadata(store.fetch(mine.artifact) / "report.html"))
     return MaterializeResult(
         asset_key=key,
         data_version=DataVersion(mine.artifact),
-        metadata=record_metadata(mine.record, hit=hit, size_bytes=size_bytes),
+        metadata=metadata,
         check_results=[check_result(key, r, overrides.get(r.name)) for r in results],
     )
 

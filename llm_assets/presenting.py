@@ -1,6 +1,7 @@
 """A record as Dagster metadata: what people look at in the UI."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dagster import AssetCheckResult, AssetCheckSeverity, AssetKey, MetadataValue, TableRecord
@@ -54,6 +55,15 @@ def record_metadata(record: Record, *, hit: bool, size_bytes: int) -> dict[str, 
     metadata["libraries"] = MetadataValue.json(dict(record.libraries))
     metadata["environment"] = MetadataValue.json(dict(record.environment))
     return metadata
+
+
+def page_metadata(page: Path) -> dict[str, Any]:
+    """The page of an eval report: its link, and its path, since a browser that shows the UI from
+    another machine, or forbids links to files, opens neither."""
+    return {
+        "report": MetadataValue.url(page.resolve().as_uri()),
+        "report_path": MetadataValue.path(page.resolve()),
+    }
 
 
 def reached_utilization(record: Record) -> float | None:

@@ -31,6 +31,7 @@ def render_page(report: Mapping[str, Any]) -> str:
         [
             _head(report),
             _cards(report),
+            _differences(report["headlines"]),
             _plot(report["tasks"]),
             _table(report["tasks"]),
             _kl(report),
@@ -66,7 +67,8 @@ def _head(report: Mapping[str, Any]) -> str:
         f'<p class="small quiet">policy <code>{_short(report, "policy")}</code>, '
         f"{report['models']['policy']['num_parameters']:,} parameters · "
         f"reference <code>{_short(report, 'reference')}</code></p>\n"
-        '<nav class="small"><a href="#tasks">Tasks</a><a href="#kl">KL</a>'
+        '<nav class="small"><a href="#differences">Differences</a><a href="#tasks">Tasks</a>'
+        '<a href="#kl">KL</a>'
         f'<a href="#regressions">Regressions ({lost})</a><a href="#samples">Answers</a>'
         '<a href="#notes">How to read this</a></nav>\n</header>'
     )
@@ -94,6 +96,54 @@ def _cards(report: Mapping[str, Any]) -> str:
             f"worse on {oracle['lost']}</div></div>"
         )
     return '<h2>At a glance</h2>\n<div class="cards">\n' + "\n".join(cards) + "\n</div>"
+
+
+def _differences(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Policy minus reference with whiskers around zero, turned so that the right is better."""
+    left, width, row, top = 250, 900, 30, 24
+    half = (width - 24 - left) / 2
+    turned = []
+    for entry in rows:
+        value, low, high = (entry[key] for key in ("delta", "delta_low", "delta_high"))
+        if not entry["more_is_better"]:
+            value, low, high = -value, -high, -low
+        turned.append((_title(entry["name"]), value, low, high))
+    widest = max((abs(bound) for _, _, low, high in turned for bound in (low, high)), default=0.0)
+    reach = next((r for r in (0.05, 0.1, 0.2, 0.3, 0.5) if widest <= r), 1.0)
+
+    def x(value: float) -> str:
+        return f"{left + half + half * max(-1.0, min(1.0, value / reach)):.1f}"
+
+    height = top + row * len(turned) + 10
+    parts = [
+        '<div class="scroll">',
+        f'<svg viewBox="0 0 {width} {height}" role="img" '
+        'aria-label="Difference of policy and reference, with 95 % intervals">',
+    ]
+    for share in (-1.0, -0.5, 0.0, 0.5, 1.0):
+        at, tick = x(share * reach), f"{100 * share * reach:+g} pp".replace("+0 ", "0 ")
+        kind = "grid zero" if share == 0 else "grid"
+        parts.append(f'<line class="{kind}" x1="{at}" x2="{at}" y1="{top}" y2="{height - 6}"/>')
+        said = tick.replace("-", "\N{MINUS SIGN}")
+        parts.append(
+            f'<text class="axis" x="{at}" y="{top - 9}" text-anchor="middle">{said}</text>'
+        )
+    for number, (name, value, low, high) in enumerate(turned):
+        y = f"{top + row * number + row / 2:.1f}"
+        kind = "better" if low > 0 else "worse" if high < 0 else "same"
+        title = f"{name}: {100 * value:+.1f} points, {100 * low:+.1f} to {100 * high:+.1f}"
+        parts.append(
+            f'<text x="0" y="{float(y) + 4:.1f}">{escape(name)}</text>'
+            f"<g><title>{escape(title)}</title>"
+            f'<line class="{kind}" x1="{x(low)}" x2="{x(high)}" y1="{y}" y2="{y}"/>'
+            f'<circle class="{kind}" cx="{x(value)}" cy="{y}" r="4.5"/></g>'
+        )
+    parts.append("</svg></div>")
+    note = (
+        '<p class="small quiet">policy minus reference in points, with 95 % intervals, turned so '
+        "that the right is better; grey: the interval holds zero, so it may be chance</p>"
+    )
+    return f'<h2 id="differences">Differences</h2>\n{note}\n' + "\n".join(parts)
 
 
 def _plot(tasks: Sequence[Mapping[str, Any]]) -> str:
@@ -191,7 +241,7 @@ def _regressions(report: Mapping[str, Any]) -> str:
     shown = rows[:_REGRESSIONS]
     for name in dict.fromkeys(row["task"] for row in shown):
         mine = [row for row in shown if row["task"] == name]
-        opened = " open" if len(shown) <= 20 else ""
+        opened = " open" if len(shown) <= 20 or name == shown[0]["task"] else ""
         parts.append(
             f"<details{opened}><summary>{escape(name)} "
             f'<span class="quiet">{len(mine)}</span></summary>'
@@ -254,7 +304,7 @@ def _notes(report: Mapping[str, Any]) -> str:
 
 
 def _chip(delta: float, low: float, high: float, more_is_better: bool) -> str:
-    points = f"{100 * delta:+.1f} pp"
+    points = f"{100 * delta:+.1f} pp".replace("+0.0", "0.0").replace("-0.0", "0.0")
     return _chip_of(delta, {"delta_low": low, "delta_high": high}, points, more_is_better)
 
 

@@ -52,6 +52,11 @@ svg .axis { fill: var(--quiet); font-size: 12px; }
 svg .grid { stroke: var(--line); }
 svg .policy { stroke: var(--policy); fill: var(--policy); }
 svg .reference { stroke: var(--reference); fill: var(--paper); }
+svg .zero { stroke: var(--quiet); }
+svg .better { stroke: var(--good); fill: var(--good); }
+svg .worse { stroke: var(--bad); fill: var(--bad); }
+svg .same { stroke: var(--reference); fill: var(--reference); }
+svg line.better, svg line.worse, svg line.same { stroke-width: 2.5; stroke-linecap: round; }
 svg line.policy, svg line.reference { stroke-width: 2.5; stroke-linecap: round; }
 svg circle { stroke-width: 2.5; }
 details { border-top: 1px solid var(--line); }

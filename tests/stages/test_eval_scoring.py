@@ -8,7 +8,14 @@ import math
 import pytest
 
 from llm_assets.stages.eval_page import render_page
-from llm_assets.stages.eval_scoring import Item, TaskItems, build_report, items_of, metrics_of
+from llm_assets.stages.eval_scoring import (
+    Item,
+    TaskItems,
+    build_report,
+    compare_reports,
+    items_of,
+    metrics_of,
+)
 
 KL = {
     "per_token": 0.1,
@@ -194,3 +201,27 @@ def test_a_kl_that_is_no_number_stays_one_that_no_gate_passes():
     json.dumps(report, allow_nan=False)
     assert math.isnan(metrics_of(report)["kl_per_token"].value)
     assert "KL ? nats" in render_page(report)
+
+
+def test_differences_are_turned_so_that_the_right_is_better():
+    """More refusals of harmless requests are worse, fewer of unsafe ones too."""
+    worse = report_of(
+        task("harmless", "harmless", [0.0] * 40 + [1.0] * 60, [1.0] * 100),
+        task("facts", "capability", [1.0] * 100, [0.0] * 40 + [1.0] * 60),
+        task("unsafe", "unsafe", [1.0] * 100, [1.0] * 100),
+    )
+    page = render_page(worse)
+    plot = page[page.index('id="differences"') : page.index('id="tasks"')]
+    kinds = [part.split('"')[0] for part in plot.split('<circle class="')[1:]]
+    assert kinds == ["worse", "better", "same"]
+    assert "Refusals of harmless look-alikes: -40.0 points" in plot
+
+
+def test_two_reports_are_compared_item_by_item():
+    ours = report_of(task("facts", "capability", [1.0] * 30 + [0.0] * 10, [1.0] * 40))
+    theirs = report_of(task("facts", "capability", [1.0] * 40, [0.0] * 40))
+    row = compare_reports(ours, theirs)["capability"]
+    assert (row["delta"], row["num_items"]) == (-0.25, 40)
+    assert row["delta_low"] < -0.25 < row["delta_high"] < -0.1
+    assert compare_reports(ours, ours)["capability"]["delta"] == 0.0
+    assert compare_reports(ours, report_of(task("others", "capability", [1.0], [1.0]))) == {}
