@@ -9,7 +9,7 @@ from llm_assets.executor import build_executor
 from llm_assets.graph import ALIGNMENT, EVALUATION, wire
 from llm_assets.recipe import Recipe
 from llm_assets.resources import LocalLauncher, StoreResource
-from llm_assets.sensors import build_failure_sensor, build_schedules
+from llm_assets.sensors import build_failure_sensor, build_schedules, build_upkeep
 
 
 def build_definitions(recipes: list[Recipe]) -> Definitions:
@@ -40,10 +40,11 @@ def build_definitions(recipes: list[Recipe]) -> Definitions:
         jobs.extend(own.values())
         schedules.extend(build_schedules(name, own))
 
+    upkeep, upkeep_schedules = build_upkeep(recipes)
     return Definitions(
         assets=assets,
-        jobs=jobs,
-        schedules=schedules,
+        jobs=[*jobs, *upkeep],
+        schedules=[*schedules, *upkeep_schedules],
         sensors=[build_failure_sensor(recipes)],
         executor=build_executor(hit_finder(recipes)),
         resources={

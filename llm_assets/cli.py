@@ -20,6 +20,12 @@ _COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "rollback",
         "What happens when a stage fails.",
     ),
+    "checkpoints": (
+        "llm_assets.checkpoint_command",
+        "checkpoints",
+        "In-training saves: look, prove, go back.",
+    ),
+    "drill": ("llm_assets.drill_command", "drill", "Disrupt a scratch pipeline, see it recover."),
     "approve": ("llm_assets.approve_command", "approve", "Let a held stage run, once."),
     "override": (
         "llm_assets.override_command",

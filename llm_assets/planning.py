@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal
 
 from llm_assets.damage import Wholeness
@@ -25,6 +25,9 @@ from llm_assets.recipe import RECIPES_FOLDER, Recipe
 from llm_assets.sources import data_fingerprint, hashed_data, path_fingerprint
 from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.protocol import Record, Store
+
+CHOICES = "choices"
+"""Kind of the entries that say which of an identity's records answers (see adopting.py)."""
 
 Status = Literal["hit", "run", "maybe", "held", "pinned", "off"]
 
@@ -194,6 +197,8 @@ class _Planner:
                 )
             reasons.append(f"artifact {record.output.short} {problem}")
         useless = 0 if self.replay else len(reasons)
+        if useless and identity in self._choices:
+            useless = len(self.store.records(identity))
         previous = self.history.newest(name)
         if self.replay:
             reasons = reasons or [f"replay {self.replay}"]
@@ -237,12 +242,22 @@ class _Planner:
         )
 
     def _answers(self, identity: Identity) -> list[Record]:
-        """The records that may answer for an identity: the first one stays the answer, except in a
-        replay, where only its own count."""
+        """The records that may answer for an identity: the first one stays the answer, until
+        somebody chooses another. Then only that one counts, and what was added since. In a replay
+        only its own count."""
         records = self.store.records(identity)
         if self.replay:
             return [r for r in records if r.environment.get("replay") == self.replay]
-        return records
+        chosen = self._choices.get(identity)
+        if chosen is None:
+            return records
+        since = int(chosen["num_records"])
+        return [*(r for r in records[:since] if r.output == chosen["artifact"]), *records[since:]]
+
+    @cached_property
+    def _choices(self) -> dict[str, Mapping[str, Any]]:
+        """Identity to its newest choice."""
+        return {str(body["identity"]): body for _, body in self.store.entries(CHOICES)}
 
     def _hold(
         self,

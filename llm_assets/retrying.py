@@ -10,13 +10,14 @@ from __future__ import annotations
 import random
 import signal
 
-from llm_assets.errors import ConflictError, LostWorkerError, StoreUnreachableError
+from llm_assets.errors import ConflictError, LostWorkerError, StoreError, StoreUnreachableError
 from llm_assets.recipe import RetrySettings
 from llm_assets.worker_codes import INTERRUPTED
 
 _KINDS = frozenset(
     {
         "Terminated",
+        "StoreError",
         "StoreUnreachableError",
         "ConflictError",
         "ConnectionError",
@@ -33,7 +34,8 @@ _CODES = frozenset({INTERRUPTED, *(-n for n in _SIGNALS), *(128 + n for n in _SI
 def is_transient(error: BaseException) -> bool:
     """Another attempt may end well without anybody doing anything."""
     transient = (LostWorkerError, StoreUnreachableError, ConflictError, ConnectionError)
-    return isinstance(error, (*transient, TimeoutError))
+    # A plain StoreError is an I/O error of the store's file system.
+    return isinstance(error, (*transient, TimeoutError)) or type(error) is StoreError
 
 
 def was_lost(*, code: int, kind: str, num_processes: int = 1) -> bool:

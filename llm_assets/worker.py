@@ -24,20 +24,22 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from llm_assets.artifacts import check_artifact
-from llm_assets.errors import ConflictError, LlmAssetsError
+from llm_assets.compatibility import MODEL_TYPES, check_inputs
+from llm_assets.errors import ConflictError, LlmAssetsError, StoreError
 from llm_assets.graph import STAGES, Stage
 from llm_assets.identity import Source, source_of
 from llm_assets.interruption import Interruption, Terminated
 from llm_assets.jobs import StageJob
 from llm_assets.places import work_folder
 from llm_assets.reporting import Reporter
+from llm_assets.reverifying import record_probe
 from llm_assets.spending import Spending, follow_spending
-from llm_assets.stages.context import StageContext, StageInput, StageResult
+from llm_assets.stages.context import Progress, StageContext, StageInput, StageResult
 from llm_assets.store import open_store
 from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.protocol import Lease, Record, Store
@@ -101,7 +103,9 @@ def _config_of(job: StageJob, stage: Stage) -> Any:
     return getattr(StageBlocks.model_validate_json(document), job.stage)
 
 
-def _entry_point(job: StageJob, stage: Stage) -> Any:
+def stage_entry_point(job: StageJob) -> Any:
+    """The function that runs the stage."""
+    stage = STAGES[job.stage]
     if job.imported:
         return importlib.import_module("llm_assets.stages.importing").run
     return getattr(importlib.import_module(stage.module), stage.function)
@@ -116,6 +120,41 @@ def _fetch_inputs(job: StageJob, store: Store) -> dict[str, StageInput]:
             path=store.fetch(artifact), type=tree.type, artifact=artifact, metadata=tree.metadata
         )
     return inputs
+
+
+def stage_context(
+    job: StageJob,
+    store: Store,
+    work: Path,
+    *,
+    checkpoints: Path,
+    progress: Progress,
+    should_stop: Callable[[], str | None],
+) -> StageContext:
+    """What the stage of a job is given: inputs fetched, verified and compared, folders in `work`
+    made."""
+    progress.say("fetching inputs")
+    inputs = _fetch_inputs(job, store)
+    check_inputs(f"{job.pipeline}/{job.stage}", inputs)
+    context = StageContext(
+        stage=job.stage,
+        pipeline=job.pipeline,
+        config=_config_of(job, STAGES[job.stage]),
+        seed=job.seed,
+        inputs=inputs,
+        out=work / "out",
+        scratch=work / "scratch",
+        checkpoints=checkpoints,
+        progress=progress,
+        lineage=job.lineage,
+        should_stop=should_stop,
+        identity=job.identity,
+        environment=_environment(job),
+        interruption=_INTERRUPTION,
+    )
+    context.out.mkdir()
+    context.scratch.mkdir()
+    return context
 
 
 def _environment(job: StageJob) -> dict[str, str]:
@@ -227,26 +266,15 @@ def _run_stage(
     spending: Spending,
 ) -> Record:
     started = time.monotonic()
-    reporter.say("fetching inputs")
-    context = StageContext(
-        stage=job.stage,
-        pipeline=job.pipeline,
-        config=_config_of(job, stage),
-        seed=job.seed,
-        inputs=_fetch_inputs(job, store),
-        out=work / "out",
-        scratch=work / "scratch",
+    context = stage_context(
+        job,
+        store,
+        work,
         checkpoints=store.checkpoints(Identity.parse(job.identity)),
         progress=reporter,
-        lineage=job.lineage,
         should_stop=spending.should_stop,
-        identity=job.identity,
-        environment=_environment(job),
-        interruption=_INTERRUPTION,
     )
-    context.out.mkdir()
-    context.scratch.mkdir()
-    result: StageResult = _entry_point(job, stage)(context)
+    result: StageResult = stage_entry_point(job)(context)
     metadata = dict(result.metadata)
     check_artifact(context.out, stage.gives, metadata)
     reporter.say("storing the artifact")
@@ -254,12 +282,25 @@ def _run_stage(
     wall_s = time.monotonic() - started
     lease.check()
     record = _record(job, source, stage, result, output, wall_s, spending)
+    if stage.gives in MODEL_TYPES:
+        _probe(store, output)
     store.add_record(record, lease=lease)
     spending.finished(record.tokens, record.flops)
     # The record stands, so nothing will resume from these saves.
     shutil.rmtree(context.checkpoints, ignore_errors=True)
     reporter.say(f"done: {output.short} in {wall_s:.1f} s")
     return record
+
+
+def _probe(store: Store, output: ArtifactHash) -> None:
+    """Keep the fresh checkpoint's number on the fixed batch, to be asked for again later. It is
+    read from the store, as every reader will; a number is no reason to lose a training."""
+    from llm_assets.stages.probing import probe
+
+    try:
+        record_probe(store, output, probe(store.fetch(output)))
+    except (StoreError, OSError, ValueError, RuntimeError) as error:
+        print(f"no number on the fixed batch: {error}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -59,13 +59,14 @@ def test_gates_are_blocking_checks() -> None:
     assert all(graph.get_check_spec(key).blocking for key in graph.asset_check_keys)
 
 
-def test_jobs_and_the_schedule_that_is_off() -> None:
+def test_jobs_and_the_schedules_that_are_off() -> None:
     repository = build("tiny").get_repository_def()
     names = {job.name for job in repository.get_all_jobs() if not job.name.startswith("__")}
-    assert names == {"tiny_pipeline", "tiny_alignment", "tiny_evaluate_and_release"}
-    (schedule,) = repository.schedule_defs
-    assert schedule.name == "tiny_weekly_alignment"
-    assert schedule.default_status is DefaultScheduleStatus.STOPPED
+    upkeep = {"nightly_verification", "monthly_drills"}
+    assert names == {"tiny_pipeline", "tiny_alignment", "tiny_evaluate_and_release"} | upkeep
+    schedules = repository.schedule_defs
+    assert {schedule.name for schedule in schedules} == {"tiny_weekly_alignment"} | upkeep
+    assert {entry.default_status for entry in schedules} == {DefaultScheduleStatus.STOPPED}
     alignment = build("tiny").resolve_job_def("tiny_alignment")
     stages = {key.path[-1] for key in alignment.asset_layer.selected_asset_keys}
     assert "sft_checkpoint" in stages

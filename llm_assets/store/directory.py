@@ -13,7 +13,7 @@ from llm_assets.store.backend import Item
 from llm_assets.store.canonical import encode
 from llm_assets.store.digest import ArtifactHash, BlobHash, Identity
 from llm_assets.store.directory_backend import DirectoryBackend, disk_errors
-from llm_assets.store.document_store import DocumentStore, artifact_keys
+from llm_assets.store.document_store import DocumentStore, artifact_keys, identity_folders
 from llm_assets.store.documents import encode_tree, make_tree, parse_tree
 from llm_assets.store.ingest import Ingested, ingest
 from llm_assets.store.local_objects import LocalObjects, not_found, sync_folders
@@ -230,6 +230,10 @@ class DirectoryStore(DocumentStore):
         with disk_errors(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def checkpoint_folders(self) -> dict[Identity, Path]:
+        """See the Protocol."""
+        return identity_folders(self.root / "checkpoints")
 
 
 def _entry(file: SourceFile, blob: BlobHash) -> FileEntry:

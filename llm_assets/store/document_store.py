@@ -275,8 +275,21 @@ class DocumentStore:
         """See the Protocol."""
         raise NotImplementedError
 
+    def checkpoint_folders(self) -> dict[Identity, Path]:
+        """See the Protocol."""
+        raise NotImplementedError
+
     def _where(self, key: str) -> str:
         return f"{self.backend.where}: {key}"
+
+
+def identity_folders(root: Path) -> dict[Identity, Path]:
+    """The folders directly in `root` that are named by an identity."""
+    found = {}
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        with contextlib.suppress(ValueError):
+            found[Identity.parse(path.name)] = path
+    return found
 
 
 def tree_key(artifact: ArtifactHash) -> str:

@@ -193,3 +193,6 @@ class Store(Protocol):
 
     def checkpoints(self, identity: Identity) -> Path:
         """A local folder for the in-training saves of an identity: the same one every time."""
+
+    def checkpoint_folders(self) -> dict[Identity, Path]:
+        """The folders of in-training saves that are on this machine, by identity."""

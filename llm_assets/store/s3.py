@@ -13,7 +13,12 @@ from llm_assets.store.backend import Item
 from llm_assets.store.canonical import encode
 from llm_assets.store.digest import ArtifactHash, BlobHash, Identity
 from llm_assets.store.directory_backend import disk_errors
-from llm_assets.store.document_store import DocumentStore, artifact_keys, tree_key
+from llm_assets.store.document_store import (
+    DocumentStore,
+    artifact_keys,
+    identity_folders,
+    tree_key,
+)
 from llm_assets.store.documents import encode_tree, make_tree, parse_tree
 from llm_assets.store.download import download, read_through
 from llm_assets.store.ingest import Ingested, ingest
@@ -230,6 +235,10 @@ class S3Store(DocumentStore):
         with disk_errors(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def checkpoint_folders(self) -> dict[Identity, Path]:
+        """See the Protocol."""
+        return identity_folders(self.cache / "checkpoints")
 
 
 def _entry(file: SourceFile, blob: BlobHash) -> FileEntry:

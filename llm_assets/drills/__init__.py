@@ -1,0 +1,1 @@
+"""Disruptions of a scratch pipeline, with real processes that are really killed."""
