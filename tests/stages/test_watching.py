@@ -7,8 +7,11 @@ import random
 from typing import Any
 
 import pytest
+import torch
+from alignment_parts import small_model, small_tokenizer
 
 from llm_assets.errors import DataError, DisagreementError, RecipeError
+from llm_assets.gates.thresholds import evaluate
 from llm_assets.stage_settings import RefineSettings
 from llm_assets.stages import rewards
 from llm_assets.stages.encoding import Pair
@@ -16,6 +19,7 @@ from llm_assets.stages.judging import Question
 from llm_assets.stages.refined_policy import _check_judge, _reward_metrics
 from llm_assets.stages.reward_bias import bias_metrics, ceiling_metrics
 from llm_assets.stages.rewards import RewardFunction
+from llm_assets.stages.sft_checkpoint import forgetting
 
 CHECK = {"kind": "fact", "accept": ["red"], "reject": ["blue"]}
 GROUP = 8
@@ -168,3 +172,19 @@ def test_a_limit_is_for_online_methods(make_context: Any) -> None:
     )
     with pytest.raises(RecipeError, match="take method grpo or rloo"):
         check_settings(make_context("refined_policy", settings))
+
+
+def test_forgetting_is_what_the_incoming_model_says_and_the_other_does_not() -> None:
+    """None against itself; much when the weights that made its texts likely are gone."""
+    tokenizer = small_tokenizer(["the cat is in the barn", "the miller sleeps"] * 20)
+    sharp, blank = small_model(tokenizer), small_model(tokenizer)
+    with torch.no_grad():
+        for parameter in sharp.parameters():
+            parameter.mul_(4.0)
+    same = forgetting(sharp, sharp, tokenizer, seed=1)
+    lost = forgetting(sharp, blank, tokenizer, seed=1)
+    gates = {"forgetting_per_token": {"max": 0.5, "confident": True}}
+    assert same["forgetting_per_token"].value == pytest.approx(0.0, abs=1e-5)
+    assert evaluate(same, gates)[0].verdict == "pass"
+    assert evaluate(lost, gates)[0].verdict == "fail"
+    assert lost["forgetting_per_token_low"].value < lost["forgetting_per_token"].value
