@@ -18,12 +18,14 @@ import shutil
 import statistics
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
 
 from llm_assets.stage_settings import TrainSettings
 from llm_assets.stages.context import StageContext
@@ -116,7 +118,7 @@ class Quiet:
 
 def run_once(way: str, size: str, steps: int, every: int) -> float:
     """Seconds from the first step that a save may disturb to the end of the last step, or of the
-    last save, whichever is later."""
+    last save, whichever is later. Without saves: as many steps of the median length."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES[size], tie_word_embeddings=True))
     # Not /tmp: often a file system in memory, where every way of writing looks fast.
@@ -157,6 +159,7 @@ def _train(way: str, model: Any, folder: Path, steps: int, every: int) -> float:
         train_dataset=Rows(model.config.vocab_size),
         callbacks=[clock],
     )
+    trainer.remove_callback(PrinterCallback)
     saves = AsyncSaves(folder, every)
     if way == "async":
         trainer.add_callback(saves)
@@ -165,6 +168,9 @@ def _train(way: str, model: Any, folder: Path, steps: int, every: int) -> float:
     else:
         trainer.train()
         saves.wait()
+    if way == "none":
+        steps_s = [b - a for a, b in zip(clock.began[1:], clock.began[2:], strict=False)]
+        return statistics.median(steps_s) * (steps - _FIRST + 1)
     return time.monotonic() - clock.began[_FIRST - 1]
 
 
@@ -203,6 +209,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     rows = [measure(size, options.rounds, options.steps) for size in options.sizes]
     if options.json:
         print(json.dumps(rows, indent=2))

@@ -55,7 +55,9 @@ def _finish(
     resumed: bool = True,
 ) -> DrillResult:
     """The result of a run that has ended. `detected`: what was said about it, "" for nothing."""
-    ahead = course.step_after(reached, at)
+    # A worker whose store is away trains on for a while: what counts is the attempt after it.
+    again = course.says("fetching inputs", at)
+    ahead = course.step_after(reached, again.at if again else at) or course.ended
     texts = [str(e.event.get("text", "")) for e in course.seen if e.at >= at]
     found = [int(m.group(1)) for text in texts if (m := _GOES_ON.search(text))]
     lost = (max(0, reached - found[-1]) if found else reached) if resumed else 0
@@ -74,6 +76,8 @@ def _signalled(scratch: Scratch, name: str, number: int, sign: str) -> DrillResu
     place = scratch.copy()
     with place.course() as course:
         course.until(lambda: num_healthy(place) >= 2, "second save")
+        saved_at = place.saves()[0].step
+        course.until(lambda: course.last_step > saved_at, "step after the save")
         before = course.last_step
         at = time.monotonic()
         os.kill(place.worker(), number)
@@ -217,12 +221,13 @@ def store_down(scratch: Scratch) -> DrillResult:
     folder, away = place.store_folder, place.folder / "away"
     with place.course() as course:
         course.until(lambda: num_healthy(place) >= 2, "second save")
-        reached, at = max(course.last_step, place.saves()[0].step), time.monotonic()
+        at = time.monotonic()
         worker = place.worker()
         folder.rename(away)
         folder.write_text("")  # nobody makes a new store in its place
         try:
             course.until(lambda: not _lives(worker), "end of the worker")
+            reached = course.last_step
         finally:
             folder.unlink()
             away.rename(folder)

@@ -97,6 +97,11 @@ class Course:
         return None
 
     @property
+    def ended(self) -> Seen | None:
+        """The last line of a run that came to its end."""
+        return next((entry for entry in list(self.seen) if "end" in entry.event), None)
+
+    @property
     def last_step(self) -> int:
         """The last step that was reported."""
         steps = [int(entry.event.get("step") or 0) for entry in list(self.seen)]
@@ -104,9 +109,7 @@ class Course:
 
     def end(self) -> dict[str, Any]:
         """Wait for the end: succeeded, errors, retries."""
-        entry = self.until(
-            lambda: next((e for e in list(self.seen) if "end" in e.event), None), "end of the run"
-        )
+        entry = self.until(lambda: self.ended, "end of the run")
         self.process.wait()
         end: dict[str, Any] = entry.event["end"]
         return end
