@@ -263,7 +263,8 @@ def test_light_saves_come_in_between(tmp_path: Path) -> None:
 
 
 def _launch(root: Path, kill_at: str = "", processes: int = 2) -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(processes)]
+    # `accelerate launch` starts one process where there is no GPU.
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     script = [str(Path(__file__).parent / "toy.py"), str(root), *([kill_at] if kill_at else [])]
     return subprocess.run(
         [sys.executable, *launcher, *script],
@@ -271,7 +272,6 @@ def _launch(root: Path, kill_at: str = "", processes: int = 2) -> subprocess.Com
             **os.environ,
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "OMP_NUM_THREADS": "1",
-            "MASTER_PORT": "0",
         },
         capture_output=True,
         text=True,
