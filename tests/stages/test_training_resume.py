@@ -289,6 +289,9 @@ def test_two_processes_go_on_exactly_and_another_number_is_refused(tmp_path: Pat
     assert (newest.step, newest.verdict) == (6, "healthy")
     assert newest.manifest is not None
     assert newest.manifest.world_size == 2
+    data = json.loads((newest.path / "data.json").read_text())
+    # Eight rows a step, forty an epoch: the second step of the second epoch is drawn.
+    assert (data["epoch"], data["steps"], data["drawn"]) == (1, 1, 16)
     with pytest.raises(SaveError, match="written by 2 processes, here are 1"):
         train_toy(tmp_path / "killed", Recorder())
     again = _launch(tmp_path / "killed")
@@ -299,5 +302,3 @@ def test_two_processes_go_on_exactly_and_another_number_is_refused(tmp_path: Pat
         for name in ("whole", "killed")
     ]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    data = json.loads((newest.path / "data.json").read_text())
-    assert data["drawn"] == min(40, 2 * 7 * 4)
