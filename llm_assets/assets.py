@@ -23,6 +23,7 @@ from dagster import (
 )
 
 from llm_assets.aftermath import clear_dead
+from llm_assets.checks import build_checks, own_gates
 from llm_assets.compat import SlotFree, cancelled, forget_input_version
 from llm_assets.costs.learning import StageEstimate
 from llm_assets.damage import note_damage
@@ -30,15 +31,21 @@ from llm_assets.engine import (
     build_job,
     check_upstream,
     gate_results,
-    gates_of,
 )
 from llm_assets.errors import DamagedError, LlmAssetsError, LostWorkerError, WorkerError
 from llm_assets.graph import STAGES, Node, wire
 from llm_assets.guards import stage_money
 from llm_assets.identity import digest_of
+from llm_assets.measured import measure_missing
 from llm_assets.overriding import overrides_of
 from llm_assets.planning import Plan, StagePlan, make_plan, node_source, outside_inputs, recipe_part
-from llm_assets.presenting import check_result, page_metadata, progress_metadata, record_metadata
+from llm_assets.presenting import (
+    check_result,
+    page_metadata,
+    progress_metadata,
+    record_metadata,
+    threshold_text,
+)
 from llm_assets.recipe import Recipe
 from llm_assets.reporting import progress_line
 from llm_assets.resources.launcher import (
@@ -78,12 +85,15 @@ def code_version(recipe: Recipe, node: Node) -> str:
 
 
 def build_assets(recipe: Recipe) -> list[AssetsDefinition]:
-    """All assets of one recipe: observable sources and stages."""
+    """All of one recipe: observable sources, stages, checks that wait for a second stage."""
     found: list[AssetsDefinition] = []
-    for name, node in wire(recipe).items():
+    nodes = wire(recipe)
+    keys = {name: asset_key(recipe, name) for name in nodes}
+    for name, node in nodes.items():
         if _has_source(node):
             found.append(_build_source(recipe, node))
         found.append(_build_asset(recipe, name, node))
+        found.extend(build_checks(recipe, name, keys))
     return found
 
 
@@ -140,9 +150,9 @@ def _build_asset(recipe: Recipe, name: str, node: Node) -> AssetsDefinition:
             name=metric,
             asset=key,
             blocking=True,
-            description=_threshold_text(metric, gate),
+            description=threshold_text(metric, gate),
         )
-        for metric, gate in gates_of(recipe, name).items()
+        for metric, gate in own_gates(recipe, name).items()
     ]
 
     @asset(
@@ -186,12 +196,6 @@ def _group(number: int) -> str:
     if number <= 5:
         return "base"
     return "alignment" if number <= 9 else "release"
-
-
-def _threshold_text(metric: str, gate: Mapping[str, Any]) -> str:
-    limits = [f"{bound} {gate[bound]:g}" for bound in ("min", "max") if gate.get(bound) is not None]
-    confident = ", with 95 % confidence" if gate.get("confident") else ""
-    return f"{metric}: {' and '.join(limits)}{confident}"
 
 
 def materialize_stage(
@@ -367,8 +371,10 @@ def _report(
     size_bytes = store.tree(mine.artifact).size_bytes
     if mine.record is None or mine.status == "pinned":
         return _pinned_result(plan, mine, key, size_bytes)
+    measure_missing(plan, [name], store, alone=True)
     overrides = overrides_of(store, mine.artifact)
-    results = gate_results(plan, name, store)
+    own = own_gates(plan.recipe, name)
+    results = [result for result in gate_results(plan, name, store) if result.name in own]
     metadata = record_metadata(mine.record, hit=hit, size_bytes=size_bytes)
     if mine.record.type == "eval_report":
         metadata.update(page_metadata(store.fetch(mine.artifact) / "report.html"))

@@ -17,6 +17,7 @@ from dagster import (
 )
 
 from llm_assets.compat import capture_interrupts, free_slots
+from llm_assets.graph import stage_of
 from llm_assets.recipe import Recipe
 from llm_assets.sensors.failures import tell_failure
 
@@ -69,7 +70,7 @@ def run_stages(
         failed = []
         errors = []
         for event in result.get_step_failure_events():
-            failed.append(str(event.step_key).split("__")[-1])
+            failed.append(stage_of(str(event.step_key).split("__")[-1]))
             data = event.step_failure_data
             user = data.user_failure_data
             if user is not None and user.description:

@@ -13,6 +13,7 @@ from llm_assets.gates.references import reference_metrics
 from llm_assets.gates.thresholds import GateResult, evaluate, is_confident
 from llm_assets.graph import ancestors
 from llm_assets.jobs import StageJob
+from llm_assets.measured import measure_missing, measured_metrics, without_tables
 from llm_assets.overriding import overrides_of
 from llm_assets.planning import Plan, StagePlan, recipe_part
 from llm_assets.recipe import Recipe
@@ -36,14 +37,18 @@ def gates_of(recipe: Recipe, stage: str) -> dict[str, dict[str, Any]]:
 def checked_metrics(plan: Plan, name: str, store: Store) -> dict[str, dict[str, Any]]:
     """What the gates of a stage compare beside the metrics of its record: computed when they are
     checked, and no part of any identity."""
-    return reference_metrics(plan, name, store, gates_of(plan.recipe, name))
+    gates = gates_of(plan.recipe, name)
+    return {
+        **reference_metrics(plan, name, store, gates),
+        **measured_metrics(plan, name, store, gates),
+    }
 
 
 def gate_results(plan: Plan, name: str, store: Store) -> list[GateResult]:
-    """The verdict of every gate of a stage that has a record."""
+    """The verdict of every gate of a stage that has a valid record."""
     gates = gates_of(plan.recipe, name)
     record = plan.stages[name].record
-    if record is None or not gates:
+    if record is None or plan.stages[name].artifact is None or not gates:
         return []
     return evaluate({**record.metrics, **checked_metrics(plan, name, store)}, gates)
 
@@ -64,7 +69,8 @@ def check_upstream(plan: Plan, name: str, store: Store) -> None:
     """GuardError unless all that stands above a stage is there and let through by its gates.
 
     Dagster stops a run at a failed check; a later run of what stands below it would start all the
-    same. `release` reports failed gates instead of refusing: HOLD with each reason is its answer.
+    same. What a gate needs and nobody measured yet is measured here. `release` reports failed gates
+    instead of refusing: HOLD with each reason is its answer.
     """
     missing = [above.name for above in plan.upstream(name) if above.artifact is None]
     if missing:
@@ -73,6 +79,7 @@ def check_upstream(plan: Plan, name: str, store: Store) -> None:
             "this recipe\n  rule: a stage takes what the recipe as it stands now gives\n"
             f"  next: select it too: --select '+{plan.recipe.pipeline}/{name}', or `llm-assets run`"
         )
+    measure_missing(plan, [above.name for above in plan.upstream(name)], store)
     if name == "release":
         return
     for above in plan.upstream(name):
@@ -104,7 +111,7 @@ def release_lineage(plan: Plan, store: Store) -> dict[str, Any]:
         overrides.extend(overrides_of(store, above.artifact).values())
         found = checked_metrics(plan, name, store)
         if found:
-            checked[name] = found
+            checked[name] = without_tables(found)
     return {
         "recipe": recipe.model_dump(mode="json", by_alias=True),
         "limit_usd": current_limit(

@@ -379,6 +379,11 @@ def _check_type(stage: Stage, entry: Input, giver: Stage, recipe: Recipe) -> Non
         )
 
 
+def stage_of(step: str) -> str:
+    """The stage that a step of a run belongs to: its own, or that of a check of it."""
+    return next((name for name in STAGES if step == name or step.startswith(f"{name}_")), step)
+
+
 def descendants(nodes: Mapping[str, Node], names: set[str]) -> set[str]:
     """`names` and all that stands below them in the graph of a recipe."""
     found = set(names)

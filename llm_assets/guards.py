@@ -28,6 +28,7 @@ from llm_assets.costs.quantities import show_usd
 from llm_assets.costs.reservations import Reservation, reserve
 from llm_assets.engine import failed_gates
 from llm_assets.errors import BudgetError, GuardError, HeldError, LlmAssetsError, message
+from llm_assets.gates.thresholds import NOT_MEASURED
 from llm_assets.graph import descendants
 from llm_assets.planning import Plan, recipe_argument
 from llm_assets.recipe import Recipe
@@ -92,6 +93,8 @@ def _gate_refusals(plan: Plan, store: Store) -> list[str]:
         below = descendants(plan.nodes, {name}) - {name, "release"}
         stopped = [stage for stage in plan.rerun if stage in below]
         for result in failed_gates(plan, name, store) if stopped else ():
+            if result.verdict == NOT_MEASURED:
+                continue  # the run measures it, and stops before it spends
             found.append(
                 f"gate {result.name} of {name} failed: {result.why}\n"
                 f"  rule: {', '.join(stopped)} would take what {name} gives\n"

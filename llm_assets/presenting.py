@@ -10,7 +10,7 @@ from llm_assets.costs.devices import find_device, parse_label
 from llm_assets.costs.learning import StageEstimate
 from llm_assets.curves import curve_markdown
 from llm_assets.errors import UserError
-from llm_assets.gates.thresholds import NO_REFERENCE, GateResult
+from llm_assets.gates.thresholds import NO_REFERENCE, GateResult, is_confident
 from llm_assets.store.protocol import Record
 
 _MAX_ROWS = 50
@@ -110,6 +110,13 @@ def _cell(value: Any) -> Any:
         return value
     text = str(value)
     return text if len(text) <= _MAX_CELL else text[:_MAX_CELL] + "…"
+
+
+def threshold_text(metric: str, gate: Mapping[str, Any]) -> str:
+    """What a gate asks, for people."""
+    limits = [f"{bound} {gate[bound]:g}" for bound in ("min", "max") if gate.get(bound) is not None]
+    confident = ", with 95 % confidence" if is_confident(metric, gate) else ""
+    return f"{metric}: {' and '.join(limits)}{confident}"
 
 
 def check_result(

@@ -8,6 +8,7 @@ from typing import Any
 from llm_assets.errors import RecipeError, UserError
 from llm_assets.graph import STAGES, import_of, stages_off, wire
 from llm_assets.recipe import Recipe
+from llm_assets.recipe_safety import check_safety
 from llm_assets.sources import check_reachable, import_path
 from llm_assets.stage_settings import TrainSettings
 from llm_assets.trainer_fields import OWNED, trainer_fields
@@ -25,6 +26,7 @@ def check_rules(recipe: Recipe) -> None:
     _check_campaign(recipe)
     nodes = wire(recipe)
     _check_sources(recipe, set(nodes))
+    check_safety(recipe, nodes)
 
 
 def _error(recipe: Recipe, place: str, found: str, rule: str, remedy: str) -> RecipeError:

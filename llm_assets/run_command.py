@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 from llm_assets.errors import BudgetError
+from llm_assets.measured import measure_missing
 from llm_assets.places import ensure_dagster_home, store_url
 from llm_assets.planning import Plan, make_plan
 from llm_assets.recipe import load_recipe
@@ -39,6 +40,8 @@ def run(recipe_path: str) -> int:
 def run_plan(plan: Plan, store: Store, console: Console) -> int:
     """Run the rerun set of a plan, or say that there is none; the exit code of `run`."""
     recipe = plan.recipe
+    # Beside the stages: another model may have gone into production since.
+    measure_missing(plan, plan.nodes, store)
     if plan.complete:
         console.print(f"{recipe.pipeline}: nothing is stale, {_count(plan, 'hit')} hits")
         print_report(console, plan, store)

@@ -22,6 +22,7 @@ from dagster import (
 
 from llm_assets.engine import failed_gates
 from llm_assets.errors import LlmAssetsError
+from llm_assets.graph import stage_of
 from llm_assets.places import store_url
 from llm_assets.planning import make_plan
 from llm_assets.recipe import Recipe
@@ -80,7 +81,7 @@ def _rollback(
     recipe: Recipe, store: Store, failed: Mapping[str, str], run: DagsterRun
 ) -> Rollback | None:
     plan = make_plan(recipe, store, replay=run.tags.get(REPLAY_TAG, ""))
-    own = {name: why for name, why in failed.items() if name in plan.nodes}
+    own = {stage: why for step, why in failed.items() if (stage := stage_of(step)) in plan.nodes}
     if not own:
         return None
     gates = [name for name in own if failed_gates(plan, name, store)]

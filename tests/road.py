@@ -18,7 +18,7 @@ from llm_assets.resources.store import StoreResource
 from llm_assets.store import open_store
 from llm_assets.store.digest import Identity
 from llm_assets.store.protocol import Record
-from tests.simulation import put_output
+from tests.simulation import PASSING, put_output
 
 
 class PretendLauncher(LocalLauncher):
@@ -55,7 +55,10 @@ class PretendLauncher(LocalLauncher):
                 recipe=job.recipe_part,
                 seed=job.seed,
                 inputs=job.identity_inputs,
-                metrics={name: {"value": value, "n": None} for name, value in self.metrics.items()},
+                metrics={
+                    **PASSING,
+                    **{name: {"value": value, "n": None} for name, value in self.metrics.items()},
+                },
                 cost_usd=0.0,
                 wall_s=1.0,
                 created_at=f"2026-01-01T00:00:00.{sum(1 for _ in store.all_records()):06d}+00:00",

@@ -11,6 +11,12 @@ from llm_assets.recipe import Recipe
 from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.protocol import Record, Store
 
+PASSING = {
+    name: {"value": value, "n": None}
+    for name, value in {"kl_per_token": 0.0, "capability": 1.0}.items()
+}
+"""What the gates that every recipe must have compare."""
+
 
 def put_output(store: Store, content: str) -> ArtifactHash:
     """A small artifact with this content."""
@@ -36,7 +42,7 @@ def add_record(
         recipe=json.loads(json.dumps(recipe_part(plan.recipe, plan.nodes[name]))),
         seed=plan.recipe.seed,
         inputs=mine.inputs,
-        metrics=fields.pop("metrics", {}),
+        metrics=fields.pop("metrics", PASSING),
         cost_usd=fields.pop("cost_usd", 0.0),
         wall_s=fields.pop("wall_s", 1.0),
         created_at=at or f"2026-01-01T00:00:00.{sum(1 for _ in store.all_records()):06d}+00:00",

@@ -95,7 +95,7 @@ def test_a_changed_learning_rate_reruns_sft_and_below(
 @pytest.mark.parametrize(
     "change",
     [
-        {"gates": {"sft_checkpoint": {"held_out_loss": {"max": 9.0}}}},
+        {"gates.sft_checkpoint": {"held_out_loss": {"max": 9.0}}},
         {"budget": {"limit_usd": 99.0}},
         {"rates": {"usd_per_hour": 3.0}},
         {"launcher": {"kind": "accelerate", "num_processes": 2}},
@@ -111,7 +111,7 @@ def test_what_cannot_change_a_result_reruns_nothing_that_trains(
     simulate(recipe(), store)
     plan = make_plan(recipe(**{k.replace(".", "__"): v for k, v in change.items()}), store)
     # The ship decision depends on the gates; nothing else does.
-    assert plan.rerun == (["release"] if "gates" in change else [])
+    assert plan.rerun == (["release"] if "gates.sft_checkpoint" in change else [])
 
 
 def test_going_back_hits_without_a_run(store: Store, code: dict[str, str], recipe: Loader) -> None:

@@ -69,7 +69,7 @@ class World:
         elif kind == "seed":
             self.state["seed"] = value
         else:
-            self.state["gates"] = {"sft_checkpoint": {"held_out_loss": {"max": 1.0 + value}}}
+            self.state["gates.sft_checkpoint"] = {"held_out_loss": {"max": 1.0 + value}}
 
     def recipe(self) -> Recipe:
         return load_recipe(write(self.folder, changed({**SMALL, **self.state})))

@@ -23,6 +23,10 @@ stages:
   reward_model: {max_steps: 2}
   dpo_policy: {max_steps: 2}
   refined_policy: {max_steps: 2}
+gates:
+  dpo_policy: {kl_per_token: {max: 5.0}}
+  refined_policy: {kl_per_token: {max: 5.0}}
+  eval_report: {capability: {min: 0.5}}
 """
 
 

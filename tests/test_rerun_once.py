@@ -53,6 +53,9 @@ def test_two_runs_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("LLM_ASSETS_STORE", str(tmp_path / "store"))
     open_store(str(tmp_path / "store"))
     recipe = load_recipe("tiny")
+    # What the pretended stage gives is no corpus that could be measured.
+    gates = {name: gate for name, gate in recipe.gates.items() if name != "corpus"}
+    recipe = recipe.model_copy(update={"gates": gates})
     results: list[Any] = []
 
     def run() -> None:

@@ -36,8 +36,8 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a measurement gives: metrics {name: {"value", "n"}}, and for some of them the rows that a
-    person reads beside the number."""
+    """What a measurement gives: metrics {name: {"value", "n"}}, and for some of them the rows that
+    a person reads beside the number."""
 
     metrics: Mapping[str, Mapping[str, Any]]
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)

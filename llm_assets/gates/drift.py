@@ -1,8 +1,8 @@
 """How far one data set is from another: lengths, vocabulary, mix of sources.
 
 PSI is the population stability index, sum of (p - q) ln(p / q) over bins, the symmetric
-Kullback-Leibler divergence (Jeffreys 1946); by habit under 0.1 is no shift and over 0.25 a large one
-(Siddiqi 2006, Credit Risk Scorecards). KS is the largest distance between two empirical
+Kullback-Leibler divergence (Jeffreys 1946); by habit under 0.1 is no shift and over 0.25 a large
+one (Siddiqi 2006, Credit Risk Scorecards). KS is the largest distance between two empirical
 distribution functions (Smirnov 1948).
 """
 

@@ -85,7 +85,9 @@ def _text(row: Row, side: str) -> str:
 
 
 def _against(row: Row) -> bool:
-    return 2 * sum(vote["choice"] == "chosen" for vote in _votes(row)) < len(_votes(row))
+    votes = _votes(row)
+    num_chosen = sum(1 for vote in votes if vote["choice"] == "chosen")
+    return 2 * num_chosen < len(votes)
 
 
 def _gap(row: Row) -> int:
@@ -111,7 +113,7 @@ def _agreement(voted: Sequence[Row]) -> tuple[dict[str, Any], list[dict[str, Any
     for row, unit in zip(voted, units, strict=True):
         for kind in ("vendor", "rubric"):
             groups[kind, str(row.get(kind) or "(none)")].append(unit)
-    table = [
+    table: list[dict[str, Any]] = [
         {"group": f"{kind}: {name[:60]}", "pairs": len(found), "alpha": krippendorff_alpha(found)}
         for (kind, name), found in sorted(groups.items())
     ]

@@ -8,6 +8,7 @@ The same inputs give the same bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -31,6 +32,7 @@ from llm_assets.stages.models import load_tokenizer
 FORMAT = 1
 _BATCH = 1000
 _SAMPLES = 5
+_ROUND_TRIPS = 20_000
 
 
 @dataclass(kw_only=True)
@@ -85,6 +87,7 @@ def run(context: StageContext) -> StageResult:
     )
     for split in (train, held_out):
         write_split(split, context.out, settings.shard_tokens, names)
+    changed, num_looked_at = _changed_by_tokens(kept, tokenizer)
     sources = _source_rows(documents, duplicates, kept, chosen, (train, held_out), names)
     index = {
         "format": FORMAT,
@@ -99,7 +102,13 @@ def run(context: StageContext) -> StageResult:
     }
     text = json.dumps(index, indent=1, sort_keys=True, ensure_ascii=False)
     (context.out / "index.json").write_text(text + "\n", encoding="utf-8")
-    return _result(settings, documents, duplicates, (train, held_out), sources)
+    result = _result(settings, documents, duplicates, (train, held_out), sources)
+    share = 1 - len(changed) / num_looked_at
+    return dataclasses.replace(
+        result,
+        metrics={**result.metrics, "round_trip": Metric(value=share, n=num_looked_at)},
+        tables={**result.tables, "round_trip": changed[:_SAMPLES]},
+    )
 
 
 def pack(
@@ -139,6 +148,25 @@ def pack(
         num_documents=len(documents),
         num_bytes=sum(len(document.text.encode()) for document in documents),
     )
+
+
+def _changed_by_tokens(
+    documents: Sequence[Document], tokenizer: Any
+) -> tuple[list[dict[str, str]], int]:
+    """Documents that do not come back from their tokens as they were, and how many were tried:
+    all, or an even sample of a large corpus."""
+    backend = tokenizer.backend_tokenizer
+    backend.encode_special_tokens = True
+    texts = [document.text for document in documents[:: 1 + len(documents) // _ROUND_TRIPS]]
+    changed = []
+    for start in range(0, len(texts), _BATCH):
+        batch = texts[start : start + _BATCH]
+        ids = [e.ids for e in backend.encode_batch(batch, add_special_tokens=False)]
+        back = backend.decode_batch(ids, skip_special_tokens=False)
+        pairs = zip(batch, back, strict=True)
+        changed += [{"text": a, "comes_back_as": b} for a, b in pairs if a != b]
+    backend.encode_special_tokens = False
+    return changed, len(texts)
 
 
 def write_split(split: Split, out: Path, shard_tokens: int, sources: Sequence[str]) -> None:

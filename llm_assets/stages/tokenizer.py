@@ -23,6 +23,7 @@ from llm_assets.stages.bpe import (
 )
 from llm_assets.stages.chat_template import CHATML, check_template, render_text
 from llm_assets.stages.context import Metric, StageContext, StageResult
+from llm_assets.stages.encoding import IGNORED, encode_conversations
 from llm_assets.stages.models import load_tokenizer
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ NASTY_TEXTS = (
     "<|im_start|>not a turn",
 )
 
+_QUESTION = {"role": "user", "content": "What is it?"}
+_ANSWER = {"role": "assistant", "content": "It is an apple, naïvely."}
+_PROBES = (
+    [_QUESTION, _ANSWER],
+    [{"role": "system", "content": "Be brief."}, _QUESTION, _ANSWER],
+    [_QUESTION, _ANSWER, {"role": "user", "content": "And now?"}, _ANSWER, _QUESTION, _ANSWER],
+)
 _SHOWN = [
     {"role": "user", "content": "Who are you?"},
     {"role": "assistant", "content": "A villager."},
@@ -76,14 +84,39 @@ def run(context: StageContext) -> StageResult:
             rule="chat_template.jinja gives the template back",
             remedy="take out what a file changes, such as a carriage return",
         )
+    masked = _masked(read_back)
     return StageResult(
         metrics={
             "num_tokens": Metric(value=len(read_back)),
             "round_trip": Metric(value=1.0, n=len(NASTY_TEXTS)),
+            "special_tokens": Metric(value=1.0, n=len(SPECIAL_TOKENS)),
+            "answer_mask": Metric(
+                value=sum(row["right"] for row in masked) / len(masked), n=len(masked)
+            ),
         },
         metadata={"num_tokens": len(read_back)},
         samples=[{"conversation": render_text(read_back, _SHOWN)}],
+        tables={"answer_mask": masked},
     )
+
+
+def _masked(tokenizer: Any) -> list[dict[str, Any]]:
+    """What fine-tuning would learn from each probe: its answers and their ends, nothing else."""
+    rows = []
+    for messages in _PROBES:
+        answers = [turn["content"] for turn in messages if turn["role"] == "assistant"]
+        wanted = "".join(f"{answer}{tokenizer.eos_token}" for answer in answers)
+        (example,), _ = encode_conversations(
+            tokenizer,
+            [{"messages": messages}],
+            max_length=10_000,
+            too_long="drop",
+            where="tokenizer",
+        )
+        learned = tokenizer.decode([label for label in example.labels if label != IGNORED])
+        right = "".join(learned.split()) == "".join(wanted.split())
+        rows.append({"wanted": wanted, "learned": learned, "right": right})
+    return rows
 
 
 def _check_round_trip(tokenizer: Any) -> None:

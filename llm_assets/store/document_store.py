@@ -240,8 +240,10 @@ class DocumentStore:
     def entries(self, kind: str, prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
         """The documents of one kind whose key starts with `prefix`, in key order."""
         folder = _kind_folder(kind)
+        above = prefix.rpartition("/")[0]
+        inside = f"{folder}/{encode_name(above, kind)}" if above else folder
         found: dict[str, str] = {}
-        for item in self.backend.items(folder):
+        for item in self.backend.items(inside):
             name = decode_name(item.key[len(folder) + 1 :].removesuffix(".json"))
             if name.startswith(prefix):
                 found[name] = item.key

@@ -233,12 +233,14 @@ def test_a_raised_limit_counts(decide):
 def test_nothing_to_compare_with_ships_with_a_warning(decide):
     state = lineage()
     state["gates"]["sft_checkpoint"] = {"length_drift": {"max": 0.2}}
-    state["stages"]["sft_checkpoint"]["metrics"] = {
-        "length_drift": {"absent": "no reference", "why": "nothing is in production"}
+    state["checked"] = {
+        "sft_checkpoint": {
+            "length_drift": {"absent": "no reference", "why": "nothing is in production"}
+        }
     }
     manifest, result = decide(state)
     assert manifest["decision"] == "SHIP"
     assert manifest["warnings"] == ["gate sft_checkpoint.length_drift: nothing is in production"]
     assert result.metrics["num_overrides"].value == 0
-    state["stages"]["sft_checkpoint"]["metrics"]["length_drift"]["absent"] = "not measured"
+    state["checked"]["sft_checkpoint"]["length_drift"]["absent"] = "not measured"
     assert decide(state, "held")[0]["decision"] == "HOLD"

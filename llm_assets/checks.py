@@ -1,0 +1,90 @@
+"""Gates that need a second stage's artifact, as asset checks of their own.
+
+A gate on what the stage itself gives is checked in the asset's own step. One on, say, the overlap
+of a training set with the evals waits for both, and blocks all that stands below the training set.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetChecksDefinition,
+    AssetKey,
+    Failure,
+    asset_check,
+)
+
+from llm_assets.engine import gate_results, gates_of
+from llm_assets.errors import LlmAssetsError
+from llm_assets.measured import measure_missing, waits_for
+from llm_assets.overriding import overrides_of
+from llm_assets.planning import make_plan
+from llm_assets.presenting import check_result, threshold_text
+from llm_assets.recipe import Recipe
+from llm_assets.resources.store import StoreResource
+from llm_assets.run_tags import REPLAY_TAG
+from llm_assets.store.protocol import Store
+
+
+def own_gates(recipe: Recipe, name: str) -> dict[str, dict[str, Any]]:
+    """The gates of a stage that its asset's own step checks."""
+    return {
+        metric: gate
+        for metric, gate in gates_of(recipe, name).items()
+        if waits_for(name, metric) is None
+    }
+
+
+def build_checks(
+    recipe: Recipe, name: str, keys: Mapping[str, AssetKey]
+) -> list[AssetChecksDefinition]:
+    """The checks of a stage that wait for another one. `keys`: the asset of each stage."""
+    return [
+        _build_check(recipe, name, metric, gate, keys[name], keys[other])
+        for metric, gate in gates_of(recipe, name).items()
+        if (other := waits_for(name, metric)) is not None
+    ]
+
+
+def _build_check(
+    recipe: Recipe,
+    name: str,
+    metric: str,
+    gate: Mapping[str, Any],
+    key: AssetKey,
+    other: AssetKey,
+) -> AssetChecksDefinition:
+    @asset_check(
+        asset=key,
+        name=metric,
+        additional_deps=[other],
+        blocking=True,
+        description=threshold_text(metric, gate),
+    )
+    def check(context: AssetCheckExecutionContext, store: StoreResource) -> AssetCheckResult:
+        try:
+            replay = context.run.tags.get(REPLAY_TAG, "")
+            return _verdict(recipe, name, metric, key, store.open(), replay)
+        except LlmAssetsError as error:
+            raise Failure(description=str(error), allow_retries=False) from error
+
+    return check
+
+
+def _verdict(
+    recipe: Recipe, name: str, metric: str, key: AssetKey, store: Store, replay: str
+) -> AssetCheckResult:
+    plan = make_plan(recipe, store, replay=replay)
+    measure_missing(plan, [name], store)
+    artifact = plan.stages[name].artifact
+    overrides = overrides_of(store, artifact) if artifact is not None else {}
+    for result in gate_results(plan, name, store):
+        if result.name == metric:
+            return check_result(key, result, overrides.get(metric))
+    raise LlmAssetsError(
+        f"{recipe.pipeline}/{name}: no valid record under this recipe\n"
+        f"  rule: a check looks at what the recipe as it stands now gives\n"
+        f"  next: materialize {recipe.pipeline}/{name}, then check again"
+    )
