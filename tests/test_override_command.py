@@ -16,7 +16,7 @@ from tests.simulation import simulate
 from tests.test_recipe import changed, write
 
 WHO = ("--reviewer", "Ada", "--reason", "known, and fine")
-GATES = {"gates": {"reward_model": {"accuracy": {"min": 0.9}, "ece": {"max": 0.5}}}}
+GATES = {"gates.reward_model": {"accuracy": {"min": 0.9}, "ece": {"max": 0.5}}}
 
 
 @pytest.fixture

@@ -35,7 +35,9 @@ def store(tmp_path: Path) -> Store:
 
 def load(folder: Path, **change: Any) -> Recipe:
     dotted = {key.replace("__", "."): value for key, value in change.items()}
-    return load_recipe(write(folder, changed({**GATES, **dotted})))
+    return load_recipe(
+        write(folder, changed({**{f"gates.{k}": v for k, v in GATES["gates"].items()}, **dotted}))
+    )
 
 
 def report(right: list[bool], refused: list[bool]) -> dict[str, Any]:
