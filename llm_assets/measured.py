@@ -6,16 +6,25 @@ One road for the assets' checks, the guards, the plan, the report card and the m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from llm_assets.gates.measurements import Measurement, Task, find, gated, make
-from llm_assets.gates.thresholds import NO_REFERENCE, NOT_MEASURED
+from llm_assets.gates.measurements import (
+    BY_NAME,
+    Measurement,
+    Task,
+    drift_of,
+    find,
+    gated,
+    make,
+)
+from llm_assets.gates.thresholds import NO_REFERENCE, NOT_MEASURED, GateResult, evaluate
 from llm_assets.manifests import load_manifest
 from llm_assets.planning import Plan
 from llm_assets.store import open_store
 from llm_assets.store.digest import ArtifactHash
-from llm_assets.store.protocol import Store
+from llm_assets.store.protocol import Record, Store
 
 
 def waits_for(stage: str, metric: str) -> str | None:
@@ -114,3 +123,40 @@ def _stages_of(store_url: str, release: ArtifactHash) -> Mapping[str, str]:
     """Stage to artifact of a release. Its manifest never changes."""
     body = load_manifest(open_store(store_url), release).stages
     return {name: str(entry["artifact"]) for name, entry in body.items()}
+
+
+def data_drift(plan: Plan, store: Store, trained_on: Mapping[str, str]) -> list[GateResult]:
+    """The recipe's drift gates on today's data sets against those that an older checkpoint was
+    trained on (see `data_behind`): for whoever resumes from it or rolls back to it.
+
+    Results are named STAGE.METRIC. A save of the same identity has the same data by construction.
+    """
+    results = []
+    for name, reference in sorted(trained_on.items()):
+        now = plan.stages[name].artifact
+        drift = BY_NAME["drift"].stages.get(name, ())
+        gates = {key: g for key, g in plan.recipe.gates.get(name, {}).items() if key in drift}
+        if now is None or not gates:
+            continue
+        metrics = drift_of(store, now, ArtifactHash.parse(reference))
+        results += [
+            replace(result, name=f"{name}.{result.name}") for result in evaluate(metrics, gates)
+        ]
+    return results
+
+
+def data_behind(store: Store, record: Record) -> dict[str, str]:
+    """The data sets that a record's artifact was trained on, its ancestors' included: name to
+    artifact. Reads the records of the store."""
+    givers = {entry.output: entry for entry in store.all_records()}
+    found: dict[str, str] = {}
+    waiting, seen = [record], set()
+    while waiting:
+        for name, artifact in waiting.pop().inputs.items():
+            if name in BY_NAME["drift"].stages:
+                found.setdefault(name, artifact)
+            above = givers.get(ArtifactHash(artifact))
+            if above is not None and artifact not in seen:
+                seen.add(artifact)
+                waiting.append(above)
+    return found

@@ -100,6 +100,10 @@ MISTAKES = [
     ({"gates.sft": {"fact_accuracy": {"min": 0.5}}}, "gates.sft", "unknown stage"),
     ({"gates.sft_checkpoint": {"fact_accuracy": {}}}, "gates.sft_checkpoint.fact_accuracy", "neither min nor max"),
     ({"gates.sft_checkpoint": {"fact accuracy": {"min": 1.0}}}, "fact accuracy", "letters, digits"),
+    ({"gates.eval_report": None}, "gates.eval_report", "at least one eval gate"),
+    ({"gates.eval_report": {}}, "gates.eval_report", "at least one eval gate"),
+    ({"gates.dpo_policy": None}, "gates.dpo_policy", "has a KL budget"),
+    ({"gates.refined_policy": {"kl_per_token": {"min": 0.0}}}, "gates.refined_policy", "has a KL budget"),
     ({"data.corpus.sources": [{"from": "files", "files": "nothing-*.jsonl"}]}, "data.corpus.sources.0.files", "matches"),
     ({"data.corpus.sources": [{"from": "web"}]}, "data.corpus.sources.0", "'web'"),
     ({"data.corpus.sources": []}, "data.corpus.sources", "no source"),
@@ -162,3 +166,54 @@ def test_schema_accepts_the_aliases() -> None:
     assert "path" not in schema["properties"]
     assert "import" in schema["$defs"]["BaseSettings"]["properties"]
     assert Recipe.model_fields["path"].exclude
+
+
+def test_a_kl_bound_of_the_eval_report_counts_for_every_policy(tmp_path: Path) -> None:
+    gates = {"eval_report": {"capability": {"min": 0.5}, "kl_per_token": {"max": 1.0}}}
+    assert load_recipe(write(tmp_path, changed({"gates": gates}))).gates
+
+
+def test_a_policy_that_does_not_train_needs_no_kl_bound(tmp_path: Path) -> None:
+    change: dict[str, object] = {
+        "gates.refined_policy": None,
+        "stages.refined_policy.enabled": False,
+        "gates.dpo_policy": None,
+        "stages.dpo_policy": {"pin": "a" * 64, "max_steps": 1},
+    }
+    assert load_recipe(write(tmp_path, changed(change))).pipeline == "small"
+
+
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [
+        ("corpus", "quiz.jsonl"),
+        ("instructions", ["other.jsonl", "./sub/../quiz.jsonl"]),
+        ("preferences", "*.jsonl"),
+    ],
+)
+def test_eval_files_among_the_training_sources(tmp_path: Path, name: str, trained: object) -> None:
+    for file in ("quiz.jsonl", "other.jsonl", "set.json"):
+        (tmp_path / file).write_text('{"question": "q", "answer": "a"}\n')
+    (tmp_path / "sub").mkdir()
+    change: dict[str, object] = {
+        "data.evals.sources": [{"from": "files", "files": "quiz.jsonl"}],
+        f"data.{name}.sources": [{"from": "village"}, {"from": "files", "files": trained}],
+    }
+    with pytest.raises(
+        RecipeError, match=rf"data\.{name}\.sources\.1: quiz.jsonl, which data.evals"
+    ):
+        load_recipe(write(tmp_path, changed(change)))
+    change[f"data.{name}.sources"] = [{"from": "files", "files": "other.jsonl"}]
+    assert load_recipe(write(tmp_path, changed(change)))
+
+
+def test_one_split_of_a_hub_data_set_is_trained_on_or_evaluated_with(tmp_path: Path) -> None:
+    hub = {"from": "hub", "name": "owner/set", "revision": "a" * 40}
+    change: dict[str, object] = {
+        "data.evals.sources": [{**hub, "split": "test"}],
+        "data.instructions.sources": [{**hub, "split": "test", "revision": "b" * 40}],
+    }
+    with pytest.raises(RecipeError, match=r"owner/set, split test, which data.evals.sources.0"):
+        load_recipe(write(tmp_path, changed(change)))
+    change["data.instructions.sources"] = [{**hub, "split": "train"}]
+    assert load_recipe(write(tmp_path, changed(change)))
