@@ -16,6 +16,7 @@ from typing import Any
 from llm_assets.compatibility import Difference, differences, profile_of
 from llm_assets.damage import Wholeness
 from llm_assets.errors import ConflictError, DamagedError, GuardError, RefusedError, message
+from llm_assets.measured import data_behind, data_drift
 from llm_assets.planning import CHOICES, Plan, recipe_part
 from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.protocol import Record, Store
@@ -33,6 +34,25 @@ def compare(store: Store, artifact: ArtifactHash, plan: Plan, stage: str) -> lis
             return differences(profile_of(store.fetch(artifact)), profile_of(store.fetch(wanted)))
         except DamagedError:
             continue
+    return []
+
+
+def drifted(store: Store, artifact: ArtifactHash, plan: Plan, stage: str) -> list[Difference]:
+    """How far today's data are from those that an artifact of the stage was trained on: each drift
+    gate of the recipe that does not let it through. Nothing for an artifact without a record."""
+    for record in _records_of(store, plan, stage):
+        if record.output == artifact:
+            results = data_drift(plan, store, data_behind(store, record))
+            return [
+                Difference(
+                    aspect=f"data drift, {result.name}",
+                    found=result.why,
+                    expected="data like today's",
+                    migration="train on today's data",
+                )
+                for result in results
+                if result.blocks
+            ]
     return []
 
 
@@ -92,13 +112,14 @@ def adopt(
             )
         )
     wrong = compare(store, artifact, plan, stage) if node.stage.trains else []
+    wrong += drifted(store, artifact, plan, stage)
     if wrong and not accept:
         raise RefusedError(
             message(
                 where=f"{where}: {artifact.short}",
                 found="; ".join(f"{d.aspect}: {d.found}, expected {d.expected}" for d in wrong),
                 rule="what stands in for a checkpoint has its parameters, layers, tokenizer and "
-                "chat template",
+                "chat template, and was trained on data like today's",
                 remedy="; ".join(d.migration for d in wrong) + "; or --accept-differences",
             )
         )

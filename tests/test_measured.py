@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dagster import AssetCheckSeverity, DagsterInstance, materialize
 
+from llm_assets.adopting import adopt
 from llm_assets.assets import asset_key, build_assets
 from llm_assets.engine import check_upstream, failed_gates, gate_results, release_lineage
-from llm_assets.errors import GateFailedError, WorkerError
+from llm_assets.errors import GateFailedError, RefusedError, WorkerError
 from llm_assets.gates import measurements
 from llm_assets.measured import data_behind, data_drift, measure_missing
 from llm_assets.overriding import override
 from llm_assets.planning import make_plan
 from llm_assets.recipe import Recipe, load_recipe
 from llm_assets.store import open_store
-from llm_assets.store.digest import ArtifactHash
+from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.protocol import Store
 from tests.gates.data_parts import data, evals, of_village, settings
 from tests.road import PretendLauncher, StoreResource
@@ -150,6 +152,17 @@ def test_drift_is_against_what_production_was_trained_on(tmp_path: Path, store: 
     (result,) = data_drift(plan, store, {"corpus": old})
     assert (result.name, result.verdict) == ("corpus.vocabulary_drift", "fail")
     assert [r.verdict for r in data_drift(plan, store, data_behind(store, record))] == ["pass"]
+    folder = tmp_path / "old-words"
+    folder.mkdir()
+    (folder / "vocab.json").write_text("{}")
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    words = store.put(folder, type="vocabulary", metadata={"num_tokens": 1})
+    store.add_record(
+        replace(record, identity=Identity("b" * 64), output=words, inputs={"corpus": old})
+    )
+    with pytest.raises(RefusedError, match=r"data drift, corpus\.vocabulary_drift"):
+        adopt(store, plan, "vocabulary", words, who="ann", why="test")
+    adopt(store, plan, "vocabulary", words, who="ann", why="test", accept=True)
 
 
 def test_the_check_waits_for_the_evals_and_blocks(tmp_path: Path, store: Store) -> None:
