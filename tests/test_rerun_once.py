@@ -49,7 +49,7 @@ def test_two_runs_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             (context.out / name).write_text("x")
         return StageResult(metrics={}, metadata={"num_rows": 1})
 
-    monkeypatch.setattr(worker, "_entry_point", lambda job, entry: stage)
+    monkeypatch.setattr(worker, "stage_entry_point", lambda job: stage)
     monkeypatch.setenv("LLM_ASSETS_STORE", str(tmp_path / "store"))
     open_store(str(tmp_path / "store"))
     recipe = load_recipe("tiny")

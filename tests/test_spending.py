@@ -69,7 +69,7 @@ def run(store: Store, monkeypatch: pytest.MonkeyPatch) -> Run:
             (context.out / name).write_text("x")
         return StageResult(metrics={}, metadata={"num_parameters": 7}, tokens=500)
 
-    monkeypatch.setattr(worker, "_entry_point", lambda job, entry: stage)
+    monkeypatch.setattr(worker, "stage_entry_point", lambda job: stage)
 
     def start(job: StageJob) -> int:
         return worker.run_job(
