@@ -25,6 +25,7 @@ from llm_assets.checkpoints import list_saves
 from llm_assets.stage_settings import DpoSettings, RewardSettings, SftSettings
 
 EVERY = 3
+STAGE_KILLS = 15
 SAVES = {"checkpoint": {"every_steps": EVERY, "every_minutes": None}}
 
 
@@ -72,9 +73,14 @@ def run_through_kills(
     folder = root / "checkpoints"
     folder.mkdir(parents=True)
     while True:
+        (root / "step").unlink(missing_ok=True)
         pid = forked(lambda: train(root))
         if tally.kills < kills:
-            time.sleep(draw.uniform(0.02, takes_s))
+            # From the first step on, at a random moment.
+            patience = time.monotonic() + 60
+            while not _reached(root) and time.monotonic() < patience:
+                time.sleep(0.001)
+            time.sleep(draw.uniform(0, takes_s))
             until = time.monotonic() + takes_s
             if draw.random() < 0.5:
                 while time.monotonic() < until and not list(folder.glob(".writing-*")):
@@ -86,14 +92,21 @@ def run_through_kills(
                 os.waitpid(pid, 0)
                 tally.kills += 1
                 tally.inside_a_save += inside
-                reached = (root / "step").read_bytes() if (root / "step").exists() else b""
-                if reached:
-                    tally.lost.append(int(reached) - newest_step(folder))
+                if _reached(root):
+                    tally.lost.append(_reached(root) - newest_step(folder))
                 continue
             return tally
         _, status = os.waitpid(pid, 0)
         assert status == 0
         return tally
+
+
+def _reached(root: Path) -> int:
+    """The last step that this attempt took; 0 before one."""
+    try:
+        return int((root / "step").read_bytes() or b"0")
+    except FileNotFoundError:
+        return 0
 
 
 def train_the_toy(root: Path) -> None:
@@ -170,7 +183,7 @@ def test_fifteen_kills_of_each_alignment_stage(tmp_path: Path) -> None:
         whole = shop.run(stage, config, **inputs)
         takes_s = time.monotonic() - began
         kills, course, lost, inside = 0, 0, [], 0
-        while kills < 15:
+        while kills < STAGE_KILLS:
             course += 1
             root = tmp_path / f"killed-{stage}-{course}"
 
@@ -188,7 +201,7 @@ def test_fifteen_kills_of_each_alignment_stage(tmp_path: Path) -> None:
                 STAGES[stage].run(context)
 
             tally = run_through_kills(
-                train, root, 15 - kills, takes_s / 2, seed=50 * number + course
+                train, root, STAGE_KILLS - kills, takes_s / 8, seed=50 * number + course
             )
             assert weights_hash(root / "out") == weights_hash(whole.out), stage
             kills += tally.kills
