@@ -339,7 +339,8 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
         )
 
     def _plain_model(self) -> Any:
-        return self.trainer.accelerator.unwrap_model(self.trainer.model, keep_fp32_wrapper=False)
+        # Taking the wrapper of mixed precision off would also take TRL's forward off the live model.
+        return self.trainer.accelerator.unwrap_model(self.trainer.model, keep_fp32_wrapper=True)
 
     # What became of them
 
