@@ -339,7 +339,7 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
         )
 
     def _plain_model(self) -> Any:
-        # Taking the wrapper of mixed precision off would also take TRL's forward off the live model.
+        # Without the wrapper of mixed precision the live model would lose TRL's forward too.
         return self.trainer.accelerator.unwrap_model(self.trainer.model, keep_fp32_wrapper=True)
 
     # What became of them
