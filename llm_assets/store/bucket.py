@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from llm_assets.errors import DamagedError, NotFoundError, StoreError, message
+from llm_assets.store.local_space import CHECKPOINT_DAYS
 from llm_assets.store.opening_s3 import connect, open_s3
+from llm_assets.store.remote_saves import FOLDER as SAVES
 from llm_assets.store.s3 import S3Store
 from llm_assets.store.s3_backend import CLAIM_DAYS, checksum
 from llm_assets.store.s3_client import S3Client
@@ -85,6 +87,14 @@ def _set_lifecycle(s3: S3Client) -> list[str]:
             "Status": "Enabled",
             "Filter": {"Prefix": s3.key("tmp/")},
             "Expiration": {"Days": CLAIM_DAYS},
+            "NoncurrentVersionExpiration": {"NoncurrentDays": 1},
+        },
+        {
+            "ID": f"llm-assets-{with_prefix}-saves",
+            "Status": "Enabled",
+            "Filter": {"Prefix": s3.key(f"{SAVES}/")},
+            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": CLAIM_DAYS},
+            "Expiration": {"Days": CHECKPOINT_DAYS},
             "NoncurrentVersionExpiration": {"NoncurrentDays": 1},
         },
         {

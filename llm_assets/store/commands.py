@@ -193,6 +193,7 @@ def stats(url: str | None, as_json: bool) -> None:
         ("refs", str(found.refs)),
         ("objects", f"{found.objects}, {size(found.size_bytes)}"),
         ("logical", f"{size(found.logical_bytes)} (deduplication saves {found.saved_share:.0%})"),
+        ("saves", f"{size(found.saves_bytes)} of trainings that have not ended"),
     ]
     for line in columns(rows):
         click.echo(line)

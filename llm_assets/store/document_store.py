@@ -15,7 +15,7 @@ from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.documents import record_body, unseal_record
 from llm_assets.store.leases import HeldLease, LeaseBook
 from llm_assets.store.names import decode_name, encode_name
-from llm_assets.store.protocol import Lease, Record, RefMove, Tree
+from llm_assets.store.protocol import Lease, Record, RefMove, RemoteSaves, Tree
 from llm_assets.store.sweep import relying_on
 
 RESERVED = frozenset(
@@ -280,6 +280,14 @@ class DocumentStore:
     def checkpoint_folders(self) -> dict[Identity, Path]:
         """See the Protocol."""
         raise NotImplementedError
+
+    def remote_saves(self, identity: Identity) -> RemoteSaves | None:
+        """None: saves are in the store's own folder."""
+        return None
+
+    def remote_identities(self) -> list[Identity]:
+        """None, for the same reason."""
+        return []
 
     def _where(self, key: str) -> str:
         return f"{self.backend.where}: {key}"

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from llm_assets.errors import DamagedError, NotFoundError, message
 from llm_assets.store.digest import BlobHash
@@ -72,21 +73,14 @@ class Download:
 
     def _fill(self) -> None:
         """Make the partial file whole and right."""
-        with disk_errors(self.partial, self.size):
-            self._resumed = self.partial.exists() and self.partial.stat().st_size > 0
-            target = Writer(self.partial, self.size, os.O_NOFOLLOW, 0o600)
-        try:
-            with disk_errors(self.partial, self.size):
-                os.ftruncate(target.handle, self.size)
+        where = f"blob {self.blob}"
+        with PartFile(self.s3, blob_key(self.blob), self.partial, self.size, where) as target:
             digests = self._part_list()
             if digests is not None:
-                parts = range(len(digests))
-                in_parallel(lambda part: self._part(target, part, digests[part]), parts, WORKERS)
-            else:
-                self._without_list(target)
+                target.fill(digests)
+            elif not any(target.fetch() == self.blob for _ in range(_WHOLE_TRIES)):
+                raise target.damaged("its bytes do not have its hash")
             os.fchmod(target.handle, 0o444)
-        finally:
-            target.close()
 
     def _part_list(self) -> list[bytes] | None:
         """The parts' digests; None when the server has no list that fits the blob's name."""
@@ -105,51 +99,87 @@ class Download:
             return None
         return [content[start : start + 32] for start in range(0, len(content), 32)]
 
-    def _part(self, target: Writer, part: int, digest: bytes) -> None:
-        start, length = part_range(part, self.size)
-        if self._resumed and hash_part(target.handle, start, length, buffer()) == digest:
-            return
 
-        def request() -> None:
-            if self._get(target, start, length) != digest:
-                raise TransferDamagedError(f"blob {self.blob}, part {part + 1}: wrong digest")
+class PartFile:
+    """A local file that is filled with an object's bytes, part by part, while the context lasts.
 
+    Parts that are right in the file already are kept. DamagedError names `what`.
+    """
+
+    def __init__(self, s3: S3Client, key: str, path: Path, size_bytes: int, what: str) -> None:
+        self.s3, self.key, self.path, self.size, self.what = s3, key, path, size_bytes, what
+
+    def __enter__(self) -> PartFile:
+        with disk_errors(self.path, self.size):
+            self._resumed = self.path.exists() and self.path.stat().st_size > 0
+            self._target = Writer(self.path, self.size, os.O_NOFOLLOW, 0o600)
         try:
-            self.s3.attempt(f"blob {self.blob.short}, part {part + 1}", request)
-        except NotFoundError:
-            raise self._damaged("missing") from None
-        except TransferDamagedError:
-            raise self._damaged(f"the bytes of part {part + 1} do not have their hash") from None
+            with disk_errors(self.path, self.size):
+                os.ftruncate(self._target.handle, self.size)
+        except BaseException:
+            self._target.close()
+            raise
+        return self
 
-    def _without_list(self, target: Writer) -> None:
-        for _ in range(_WHOLE_TRIES):
-            digests = in_parallel(
+    def __exit__(self, *_: object) -> None:
+        self._target.close()
+
+    @property
+    def handle(self) -> int:
+        """The open file."""
+        return self._target.handle
+
+    def fill(self, digests: Sequence[bytes]) -> None:
+        """Fetch every part that has not its digest."""
+        in_parallel(lambda part: self._part(part, digests[part]), range(len(digests)), WORKERS)
+
+    def fetch(self) -> BlobHash:
+        """Fetch all parts; the hash of what came."""
+        return join_parts(
+            in_parallel(
                 lambda part: self.s3.attempt(
-                    f"blob {self.blob.short}, part {part + 1}",
-                    lambda: self._get(target, *part_range(part, self.size)),
+                    self._name(part), lambda: self._get(*part_range(part, self.size))
                 ),
                 range(num_parts(self.size)),
             )
-            if join_parts(digests) == self.blob:
-                return
-        raise self._damaged("its bytes do not have its hash")
+        )
 
-    def _get(self, target: Writer, start: int, length: int) -> bytes:
+    def _part(self, part: int, digest: bytes) -> None:
+        start, length = part_range(part, self.size)
+        if self._resumed and hash_part(self.handle, start, length, buffer()) == digest:
+            return
+
+        def request() -> None:
+            if self._get(start, length) != digest:
+                raise TransferDamagedError(f"{self._name(part)}: wrong digest")
+
+        try:
+            self.s3.attempt(self._name(part), request)
+        except NotFoundError:
+            raise self.damaged("missing") from None
+        except TransferDamagedError:
+            raise self.damaged(f"the bytes of part {part + 1} do not have their hash") from None
+
+    def _name(self, part: int) -> str:
+        return f"{self.what}, part {part + 1}"
+
+    def _get(self, start: int, length: int) -> bytes:
         def take(data: memoryview, position: int) -> None:
             try:
-                target.write(data, position)
+                self._target.write(data, position)
             except OSError as error:
                 if error.errno in FULL:
-                    used = os.fstat(target.handle).st_blocks * 512
-                    raise full(self.partial, max(1, self.size - used)) from error
+                    used = os.fstat(self.handle).st_blocks * 512
+                    raise full(self.path, max(1, self.size - used)) from error
                 raise
 
-        return get_range(self.s3, self.blob, start, length, take)
+        return get_range(self.s3, self.key, start, length, take)
 
-    def _damaged(self, found: str) -> DamagedError:
+    def damaged(self, found: str) -> DamagedError:
+        """The error for bytes that are not what they must be."""
         return DamagedError(
             message(
-                where=f"{self.s3.where}, blob {self.blob}",
+                where=f"{self.s3.where}, {self.what}",
                 found=found,
                 rule="a file is handed out only when its bytes have their hash",
                 remedy="put the artifact again from its source, or rerun its stage",
@@ -159,16 +189,16 @@ class Download:
 
 def get_range(
     s3: S3Client,
-    blob: BlobHash,
+    key: str,
     start: int,
     length: int,
     take: Callable[[memoryview, int], None] | None = None,
 ) -> bytes:
-    """Fetch a range of a blob once, giving each piece and its position to `take`; the digest.
+    """Fetch a range of an object once, giving each piece and its position to `take`; the digest.
 
     TransferDamagedError when the body is cut short.
     """
-    arguments = {"Key": s3.key(blob_key(blob))}
+    arguments = {"Key": s3.key(key)}
     if length:
         arguments["Range"] = f"bytes={start}-{start + length - 1}"
     digest, position, end, chunk = hashlib.sha256(), start, start + length, buffer()
@@ -179,7 +209,7 @@ def get_range(
             while filled < len(piece):
                 count = body.readinto(piece[filled : filled + _READ_BYTES])
                 if not count:
-                    raise TransferDamagedError(f"blob {blob}: cut short at {position + filled}")
+                    raise TransferDamagedError(f"{key}: cut short at {position + filled}")
                 filled += count
             digest.update(piece)
             if take is not None:
@@ -188,13 +218,15 @@ def get_range(
     return digest.digest()
 
 
-def read_through(s3: S3Client, blob: BlobHash, size_bytes: int) -> str:
-    """Download a blob without keeping it; what is wrong with it, empty for a whole one."""
+def read_through(s3: S3Client, blob: BlobHash, size_bytes: int, key: str = "") -> str:
+    """Download a blob without keeping it; what is wrong with it, empty for a whole one. `key`:
+    where it stands, if not among the objects."""
+    place = key or blob_key(blob)
 
     def digest_of(part: int) -> bytes:
         start, length = part_range(part, size_bytes)
         what = f"blob {blob.short}, part {part + 1}"
-        return s3.attempt(what, lambda: get_range(s3, blob, start, length))
+        return s3.attempt(what, lambda: get_range(s3, place, start, length))
 
     for _ in range(_WHOLE_TRIES):
         if join_parts([digest_of(part) for part in range(num_parts(size_bytes))]) == blob:

@@ -17,10 +17,12 @@ from typing import Any
 
 from llm_assets.errors import ConflictError, DamagedError, RefusedError, message
 from llm_assets.store.backend import Item
-from llm_assets.store.digest import ArtifactHash, BlobHash
+from llm_assets.store.digest import ArtifactHash, BlobHash, Identity
 from llm_assets.store.directory import DirectoryStore
 from llm_assets.store.leases import HeldLease
-from llm_assets.store.local_space import LocalGarbage, LocalSpace
+from llm_assets.store.local_space import CHECKPOINT_DAYS, LocalGarbage, LocalSpace
+from llm_assets.store.remote_saves import FOLDER as SAVES
+from llm_assets.store.remote_saves import saved_identities
 from llm_assets.store.retention import Catalog, Retention, keep, live_identities, named_metrics
 from llm_assets.store.s3 import S3Store
 from llm_assets.store.sweep import FOLDER, LEASE, TTL_S, WAITED, announce
@@ -69,12 +71,13 @@ class Plan:
     trees: tuple[Item, ...]
     blobs: tuple[Item, ...]
     uploads: tuple[tuple[str, str], ...]
+    saves: tuple[Item, ...]
     local: LocalGarbage
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the objects, which deleting frees in the store."""
-        return sum(item.size_bytes for item in (*self.trees, *self.blobs))
+        return sum(item.size_bytes for item in (*self.trees, *self.blobs, *self.saves))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -84,7 +87,10 @@ class Plan:
             "records": list(self.records),
             "objects": [item.key for item in (*self.trees, *self.blobs)],
             "uploads": [key for key, _ in self.uploads],
-            "checkpoints": [str(path) for path, _ in self.local.checkpoints],
+            "checkpoints": [
+                *(str(path) for path, _ in self.local.checkpoints),
+                *saved_identities(list(self.saves)),
+            ],
             "size_bytes": self.size_bytes,
             "local_bytes": self.local.size_bytes,
         }
@@ -92,9 +98,8 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Nothing to delete."""
-        return not (
-            self.records or self.trees or self.blobs or self.uploads or not self.local.is_empty
-        )
+        stored = self.records or self.trees or self.blobs or self.uploads or self.saves
+        return not stored and self.local.is_empty
 
 
 def make_plan(store: AnyStore, settings: Settings) -> Plan:
@@ -125,6 +130,8 @@ def make_plan(store: AnyStore, settings: Settings) -> Plan:
         if settings.retention.expires_records and record.output not in kept
     ]
     claimed = set(store.backend.claimed())
+    live = live_identities(store)
+    committed = {record.identity for _, record in catalog.records}
     local = LocalSpace(store.local_root, store.sessions, is_cache=isinstance(store, S3Store))
     return Plan(
         kept=kept,
@@ -132,15 +139,45 @@ def make_plan(store: AnyStore, settings: Settings) -> Plan:
         records=tuple(records),
         trees=tuple(trees),
         blobs=tuple(blobs),
-        uploads=tuple((key, upload) for key, upload in uploads if key not in claimed),
+        uploads=tuple(
+            (key, upload)
+            for key, upload in uploads
+            if key not in claimed and _identity_of(key) not in live
+        ),
+        saves=tuple(_remote_saves(store, live, committed, settings.grace_s)),
         local=local.garbage(
             kept=set(kept),
             blobs=needed,
-            live=live_identities(store),
-            committed={record.identity for _, record in catalog.records},
+            live=live,
+            committed=committed,
             grace_s=max(settings.grace_s, settings.local_grace_s),
         ),
     )
+
+
+def _remote_saves(
+    store: AnyStore, live: set[Identity], committed: set[Identity], grace_s: float
+) -> Iterator[Item]:
+    """Copies of saves of identities that nobody trains and that are committed, or were not written
+    to for 30 days: documents before files."""
+    if not isinstance(store, S3Store):
+        return
+    groups: dict[str, list[Item]] = {}
+    for item in store.backend.items(SAVES):
+        groups.setdefault(_identity_of(item.key), []).append(item)
+    now = store.backend.now()
+    for identity, items in groups.items():
+        if identity in live:
+            continue
+        wait_s = max(grace_s, 0.0 if identity in committed else CHECKPOINT_DAYS * 86_400.0)
+        if wait_s <= 0 or now - max(item.modified for item in items) >= wait_s:
+            yield from sorted(items, key=lambda item: item.key.count("/"))
+
+
+def _identity_of(key: str) -> str:
+    """Of a key below `checkpoints/`; "" for another."""
+    folder, _, rest = key.partition("/")
+    return rest.partition("/")[0] if folder == SAVES else ""
 
 
 def collect(store: AnyStore, settings: Settings, planned: Plan | None = None) -> Plan:
@@ -206,6 +243,9 @@ class _Sweep:
         for key, upload in plan.uploads:
             self._step()
             store.abort_upload(key, upload)
+        for item in plan.saves:
+            self._step()
+            store.backend.delete(item.key)
         plan.local.delete(self._step)
 
     def _step(self) -> None:
@@ -231,6 +271,7 @@ def _still(first: Plan, second: Plan, claimed: set[str]) -> Plan:
         trees=trees,
         blobs=both(first.blobs, second.blobs),
         uploads=tuple(pair for pair in first.uploads if pair in set(second.uploads)),
+        saves=both(first.saves, second.saves),
         local=second.local,
     )
 

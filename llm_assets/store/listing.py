@@ -126,6 +126,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         ("linked folders", len(plan.local.checkouts)),
         ("cached or partial files", len(plan.local.files)),
         ("folders of in-training saves", len(plan.local.checkpoints)),
+        ("objects of in-training saves", len(plan.saves)),
         ("dead writers' temporary files", len(plan.local.dead)),
     ):
         if count:

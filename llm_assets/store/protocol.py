@@ -104,6 +104,44 @@ class Lease(Protocol):
         """Give the lease up. Does nothing when it is lost already."""
 
 
+class RemoteSaves(Protocol):
+    """Copies of one identity's in-training saves that outlive the machine that trains. Written by
+    the one process that holds the identity's lease."""
+
+    where: str
+    """How messages name the place."""
+
+    def put(self, folder: Path, about: Mapping[str, Any]) -> int:
+        """Keep the plain files of `folder` under its name, with a JSON document about them; the
+        bytes. A save of that name is replaced, whole. Seen by nobody before it is whole."""
+
+    def restate(self, name: str, about: Mapping[str, Any]) -> None:
+        """Say something else about a save."""
+
+    def names(self) -> list[str]:
+        """The saves that are there, in order."""
+
+    def about(self, name: str) -> dict[str, Any]:
+        """What was said about a save. DamagedError when that cannot be read."""
+
+    def fetch(self, name: str, target: Path) -> None:
+        """Bring the files into `target`, each byte checked by its hash and durable. A fetch that
+        was cut off goes on where it stopped. DamagedError when something is wrong or missing."""
+
+    def damage(self, name: str) -> dict[str, str]:
+        """File name to what is wrong with it, without a download where the server keeps checksums;
+        empty for a whole save."""
+
+    def drop(self, name: str) -> None:
+        """Delete a save."""
+
+    def tidy(self) -> None:
+        """Delete what no save names: the rest of uploads that were cut off."""
+
+    def clear(self) -> None:
+        """Delete everything."""
+
+
 class Store(Protocol):
     """Content-addressed, write-once, crash-safe. Safe for concurrent processes and threads.
 
@@ -196,3 +234,10 @@ class Store(Protocol):
 
     def checkpoint_folders(self) -> dict[Identity, Path]:
         """The folders of in-training saves that are on this machine, by identity."""
+
+    def remote_saves(self, identity: Identity) -> RemoteSaves | None:
+        """Where copies of an identity's saves go; None when the folder of `checkpoints` is in the
+        store itself."""
+
+    def remote_identities(self) -> list[Identity]:
+        """The identities that have such copies."""

@@ -25,6 +25,7 @@ from llm_assets.store.ingest import Ingested, ingest
 from llm_assets.store.local_objects import LocalObjects, keep_file, not_found
 from llm_assets.store.parallel import in_parallel
 from llm_assets.store.protocol import Damage, FileEntry, Tree
+from llm_assets.store.remote_saves import FOLDER, S3Saves, saved_identities
 from llm_assets.store.s3_backend import WORKERS, S3Backend
 from llm_assets.store.s3_client import S3Client, TransferDamagedError
 from llm_assets.store.scanning import SourceFile, scan
@@ -47,6 +48,7 @@ class S3Store(DocumentStore):
             cache.mkdir(parents=True, exist_ok=True)
         self.sessions = Sessions(cache)
         self.local = LocalObjects(cache, self.sessions)
+        self.backend: S3Backend
         super().__init__(S3Backend(s3, cache, self.sessions))
 
     def close(self) -> None:
@@ -66,8 +68,12 @@ class S3Store(DocumentStore):
 
     def open_uploads(self) -> Iterator[tuple[str, str]]:
         """Key and id of every multipart upload that was neither completed nor aborted."""
+        for folder in ("objects", FOLDER):
+            yield from self._open_uploads(folder)
+
+    def _open_uploads(self, folder: str) -> Iterator[tuple[str, str]]:
         cut = len(self.s3.key(""))
-        arguments: dict[str, str] = {"Prefix": self.s3.key("objects/")}
+        arguments: dict[str, str] = {"Prefix": self.s3.key(f"{folder}/")}
         while True:
             page = self.s3.call("list_multipart_uploads", **arguments)
             for upload in page.get("Uploads", ()):
@@ -230,7 +236,7 @@ class S3Store(DocumentStore):
         return ""
 
     def checkpoints(self, identity: Identity) -> Path:
-        """A folder of the cache: in-training saves stay on the machine that trains."""
+        """A folder of the cache; `remote_saves` has the copies that outlive the machine."""
         folder = self.cache / "checkpoints" / identity
         with disk_errors(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
@@ -239,6 +245,14 @@ class S3Store(DocumentStore):
     def checkpoint_folders(self) -> dict[Identity, Path]:
         """See the Protocol."""
         return identity_folders(self.cache / "checkpoints")
+
+    def remote_saves(self, identity: Identity) -> S3Saves:
+        """See the Protocol."""
+        return S3Saves(self.backend, identity)
+
+    def remote_identities(self) -> list[Identity]:
+        """See the Protocol."""
+        return saved_identities(self.backend.items(FOLDER))
 
 
 def _entry(file: SourceFile, blob: BlobHash) -> FileEntry:

@@ -14,7 +14,7 @@ from llm_assets.store.s3 import S3Store
 @dataclass(frozen=True, kw_only=True)
 class Stats:
     """`objects` and `size_bytes` are what is stored; `logical_bytes` what the artifacts would take
-    without deduplication."""
+    without deduplication. `saves_bytes`: in-training saves, beside them."""
 
     root: str
     artifacts: int
@@ -23,6 +23,7 @@ class Stats:
     logical_bytes: int
     records: int
     refs: int
+    saves_bytes: int
 
     @property
     def saved_share(self) -> float:
@@ -46,4 +47,5 @@ def read_stats(store: DirectoryStore | S3Store) -> Stats:
         logical_bytes=sum(tree.size_bytes for tree in catalog.trees.values() if tree),
         records=len(catalog.records),
         refs=len(store.refs()),
+        saves_bytes=sum(item.size_bytes for item in store.backend.items("checkpoints")),
     )

@@ -67,11 +67,11 @@ class FilePart:
         return self._at
 
 
-def stored_state(s3: S3Client, blob: BlobHash) -> tuple[int, str] | None:
+def stored_state(s3: S3Client, blob: BlobHash, key: str = "") -> tuple[int, str] | None:
     """Size of a stored blob, and the blob hash that the server computed ("" when it has none);
-    None when the blob is not there."""
+    None when the blob is not there. `key`: where it stands, if not among the objects."""
     try:
-        head = s3.call("head_object", Key=s3.key(blob_key(blob)), ChecksumMode="ENABLED")
+        head = s3.call("head_object", Key=s3.key(key or blob_key(blob)), ChecksumMode="ENABLED")
     except NotFoundError:
         return None
     text = str(head.get("ChecksumSHA256") or "")
@@ -83,9 +83,9 @@ def stored_state(s3: S3Client, blob: BlobHash) -> tuple[int, str] | None:
     return int(head["ContentLength"]), computed
 
 
-def is_stored(s3: S3Client, blob: BlobHash, size_bytes: int) -> bool:
+def is_stored(s3: S3Client, blob: BlobHash, size_bytes: int, key: str = "") -> bool:
     """The blob is there with its size, and the server's checksum, if it has one, is its hash."""
-    state = stored_state(s3, blob)
+    state = stored_state(s3, blob, key)
     return state is not None and state[0] == size_bytes and state[1] in ("", str(blob))
 
 
@@ -93,12 +93,20 @@ class Upload:
     """One blob on its way to S3 from an open file whose parts were hashed."""
 
     def __init__(
-        self, s3: S3Client, source: Path, blob: BlobHash, digests: Sequence[bytes], *, replace: bool
+        self,
+        s3: S3Client,
+        source: Path,
+        blob: BlobHash,
+        digests: Sequence[bytes],
+        *,
+        replace: bool,
+        key: str = "",
     ) -> None:
-        """`replace`: a damaged object stands there, and is overwritten."""
+        """`replace`: a damaged object stands there, and is overwritten. `key`: where it goes, if
+        not among the objects; it has no part list there."""
         self.s3, self.source, self.blob, self.digests = s3, source, blob, digests
         self.condition: dict[str, str] = {} if replace else {"IfNoneMatch": "*"}
-        self.key = s3.key(blob_key(blob))
+        self.place, self.key = key, s3.key(key or blob_key(blob))
 
     def run(self, size_bytes: int) -> None:
         """Upload; done already when another writer was first."""
@@ -133,8 +141,9 @@ class Upload:
 
         try:
             parts = in_parallel(send, range(len(self.digests)), UPLOADS)
-            list_key = self.s3.key(parts_key(self.blob))
-            self.s3.call("put_object", Key=list_key, Body=b"".join(self.digests))
+            if not self.place:
+                list_key = self.s3.key(parts_key(self.blob))
+                self.s3.call("put_object", Key=list_key, Body=b"".join(self.digests))
             self._complete(upload, parts, size_bytes)
         except BaseException:
             with contextlib.suppress(StoreError):
@@ -196,7 +205,7 @@ class Upload:
                 self.s3.call("abort_multipart_upload", Key=self.key, UploadId=upload)
         except StoreError:
             # The answer of a completion that worked may have been lost; the upload is gone then.
-            if not is_stored(self.s3, self.blob, size_bytes):
+            if not is_stored(self.s3, self.blob, size_bytes, self.place):
                 raise
 
 

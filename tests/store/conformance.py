@@ -686,6 +686,30 @@ class Leases:
         last.check()
         assert store.lease_owner("a") == "last"
 
+    def test_the_lease_of_a_dead_owner_is_ended(self, world: World) -> None:
+        store = world.open()
+        lease = store.acquire("a", owner="ann", ttl_s=60)
+        world.open().end_lease("a", "bob")
+        lease.check()
+        world.open().end_lease("a", "ann")
+        assert store.lease_owner("a") is None
+        with pytest.raises(ConflictError):
+            lease.renew()
+        taken = world.open().acquire("a", owner="bob", ttl_s=60)
+        assert taken is not None
+        world.open().end_lease("a", "ann")
+        taken.check()
+        world.open().end_lease("never taken", "ann")
+
+    def test_a_commit_of_a_dead_owner_is_published_when_its_lease_is_ended(
+        self, world: World, artifact: ArtifactHash
+    ) -> None:
+        lease = world.open().acquire("a", owner="ann", ttl_s=60)
+        lease.commit(record_body(record_of(artifact)))
+        assert world.open().records(identity_of("one")) == []
+        world.open().end_lease("a", "ann")
+        assert world.open().records(identity_of("one")) == [record_of(artifact)]
+
     def test_a_time_to_live_is_positive(self, world: World) -> None:
         for ttl_s in (0, -1, float("nan")):
             with pytest.raises(RefusedError, match="time to live"):
@@ -700,6 +724,53 @@ class Leases:
             world.write(key, content)
             with pytest.raises(StoreError):
                 store.acquire("a", owner="bob", ttl_s=60)
+
+
+SAVED = {"model.raw": os.urandom(5000), "empty": b"", "manifest.json": b"{}"}
+
+
+def save_in(folder: Path, name: str = "save-1", files: dict[str, bytes] = SAVED) -> Path:
+    """A save's folder."""
+    (folder / name).mkdir(parents=True)
+    for file, content in files.items():
+        (folder / name / file).write_bytes(content)
+    return folder / name
+
+
+class Saves:
+    """In-training saves: a folder on this machine, and what outlives it."""
+
+    def test_a_folder_for_each_identity(self, world: World) -> None:
+        store = world.open()
+        assert store.checkpoint_folders() == {}
+        one, two = identity_of("one"), identity_of("two")
+        folders = {one: store.checkpoints(one), two: store.checkpoints(two)}
+        assert store.checkpoint_folders() == folders
+        assert store.checkpoints(one) == folders[one] and folders[one].is_dir()
+        (folders[one].parent / "not an identity").mkdir()
+        assert store.checkpoint_folders() == folders
+        assert list(store.artifacts()) == []
+
+    def test_a_save_is_found_from_another_machine(self, world: World, tmp_path: Path) -> None:
+        """In the folder, where that is the store's own; else as a copy."""
+        store, one = world.open(), identity_of("one")
+        save = save_in(store.checkpoints(one))
+        remote = store.remote_saves(one)
+        if remote is None:
+            assert contents(world.open().checkpoints(one) / "save-1") == SAVED
+            assert world.open().remote_identities() == []
+            return
+        assert world.open().remote_identities() == remote.names() == []
+        assert remote.put(save, {"step": 1}) == sum(map(len, SAVED.values()))
+        other = world.open()
+        assert other.remote_identities() == [one]
+        assert other.checkpoint_folders() == {}
+        found = other.remote_saves(one)
+        assert (found.names(), found.about("save-1")) == (["save-1"], {"step": 1})
+        found.fetch("save-1", tmp_path / "got")
+        assert contents(tmp_path / "got") == SAVED
+        assert found.damage("save-1") == {}
+        assert list(other.artifacts()) == []
 
 
 def contents(folder: Path) -> dict[str, bytes]:

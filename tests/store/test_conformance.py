@@ -29,3 +29,7 @@ class TestEntries(conformance.Entries):
 
 class TestLeases(conformance.Leases):
     pass
+
+
+class TestSaves(conformance.Saves):
+    pass

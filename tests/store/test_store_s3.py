@@ -461,11 +461,15 @@ def test_init_sets_up_and_proves_a_bucket(s3_server: SeaweedServer, tmp_path: Pa
     assert sorted(rule["ID"] for rule in rules) == [
         "llm-assets-some-prefix-claims",
         "llm-assets-some-prefix-heartbeats",
+        "llm-assets-some-prefix-saves",
         "llm-assets-some-prefix-uploads",
         "theirs",
     ]
     aborts = [rule.get("AbortIncompleteMultipartUpload") for rule in rules]
     assert {"DaysAfterInitiation": 7} in aborts
+    (saves,) = [rule for rule in rules if rule["ID"].endswith("-saves")]
+    assert saves["Expiration"]["Days"] == 30
+    assert saves["Filter"]["Prefix"] == "some/prefix/checkpoints/"
     stored = client.list_objects_v2(Bucket="init-test")["Contents"]
     assert [entry["Key"] for entry in stored] == ["some/prefix/format.json"]
 
