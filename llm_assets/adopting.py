@@ -42,7 +42,7 @@ def drifted(store: Store, artifact: ArtifactHash, plan: Plan, stage: str) -> lis
     gate of the recipe that does not let it through. Nothing for an artifact without a record."""
     for record in _records_of(store, plan, stage):
         if record.output == artifact:
-            results = data_drift(plan, store, data_behind(store, record))
+            results = data_drift(plan, store, data_behind(plan.history, record))
             return [
                 Difference(
                     aspect=f"data drift, {result.name}",

@@ -23,7 +23,7 @@ from dagster import (
 )
 
 from llm_assets.aftermath import clear_dead
-from llm_assets.checks import build_checks, own_gates
+from llm_assets.checks import blocks, build_checks, own_gates
 from llm_assets.compat import SlotFree, cancelled, forget_input_version
 from llm_assets.costs.learning import StageEstimate
 from llm_assets.damage import note_damage
@@ -31,6 +31,7 @@ from llm_assets.engine import (
     build_job,
     check_upstream,
     gate_results,
+    gates_s,
 )
 from llm_assets.errors import DamagedError, LlmAssetsError, LostWorkerError, WorkerError
 from llm_assets.graph import STAGES, Node, wire
@@ -38,7 +39,7 @@ from llm_assets.guards import stage_money
 from llm_assets.identity import digest_of
 from llm_assets.measured import measure_missing
 from llm_assets.overriding import overrides_of
-from llm_assets.planning import Plan, StagePlan, make_plan, node_source, outside_inputs, recipe_part
+from llm_assets.planning import Plan, make_plan, node_source, outside_inputs, recipe_part
 from llm_assets.presenting import (
     check_result,
     page_metadata,
@@ -59,7 +60,6 @@ from llm_assets.resources.retries import build_retry_policy
 from llm_assets.resources.store import StoreResource
 from llm_assets.retrying import is_transient, was_lost
 from llm_assets.run_tags import REPLAY_TAG, RESERVATION_TAG
-from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.protocol import Store
 from llm_assets.worker_codes import BUSY
 
@@ -149,7 +149,7 @@ def _build_asset(recipe: Recipe, name: str, node: Node) -> AssetsDefinition:
         AssetCheckSpec(
             name=metric,
             asset=key,
-            blocking=True,
+            blocking=blocks(wire(recipe), name),
             description=threshold_text(metric, gate),
         )
         for metric, gate in own_gates(recipe, name).items()
@@ -369,29 +369,24 @@ def _report(
         raise WorkerError(f"{plan.recipe.pipeline}/{name}: no record under {mine.identity}")
     listening_event({"stage": name, "outcome": "hit" if hit else "run"})
     size_bytes = store.tree(mine.artifact).size_bytes
-    if mine.record is None or mine.status == "pinned":
-        return _pinned_result(plan, mine, key, size_bytes)
     measure_missing(plan, [name], store, alone=True)
     overrides = overrides_of(store, mine.artifact)
     own = own_gates(plan.recipe, name)
     results = [result for result in gate_results(plan, name, store) if result.name in own]
-    metadata = record_metadata(mine.record, hit=hit, size_bytes=size_bytes)
-    if mine.record.type == "eval_report":
+    outcome = "pinned" if mine.status == "pinned" else "hit" if hit else "run"
+    metadata: dict[str, Any] = {
+        "outcome": outcome,
+        "artifact": MetadataValue.text(mine.artifact),
+        "size_bytes": MetadataValue.int(size_bytes),
+        "gates_s": MetadataValue.float(gates_s(plan, name, store)),
+    }
+    if mine.record is not None:
+        metadata.update(record_metadata(mine.record))
+    if mine.type == "eval_report":
         metadata.update(page_metadata(store.fetch(mine.artifact) / "report.html"))
     return MaterializeResult(
         asset_key=key,
         data_version=DataVersion(mine.artifact),
         metadata=metadata,
         check_results=[check_result(key, r, overrides.get(r.name)) for r in results],
-    )
-
-
-def _pinned_result(
-    plan: Plan, mine: StagePlan, key: AssetKey, size_bytes: int
-) -> MaterializeResult:
-    artifact = ArtifactHash.parse(str(mine.artifact))
-    return MaterializeResult(
-        asset_key=key,
-        data_version=DataVersion(artifact),
-        metadata={"outcome": "pinned", "artifact": artifact, "size_bytes": size_bytes},
     )

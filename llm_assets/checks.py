@@ -18,6 +18,7 @@ from dagster import (
 
 from llm_assets.engine import gate_results, gates_of
 from llm_assets.errors import LlmAssetsError
+from llm_assets.graph import Node, descendants
 from llm_assets.measured import measure_missing, waits_for
 from llm_assets.overriding import overrides_of
 from llm_assets.planning import make_plan
@@ -28,12 +29,19 @@ from llm_assets.run_tags import REPLAY_TAG
 from llm_assets.store.protocol import Store
 
 
+def blocks(nodes: Mapping[str, Node], name: str) -> bool:
+    """Whether a failed gate of the stage keeps Dagster from going on. Where `release` alone stands
+    below, it goes on: the release takes no artifact whose gate failed, and says HOLD with each
+    reason; its own check blocks."""
+    return descendants(nodes, {name}) - {name} != {"release"}
+
+
 def own_gates(recipe: Recipe, name: str) -> dict[str, dict[str, Any]]:
     """The gates of a stage that its asset's own step checks."""
     return {
         metric: gate
         for metric, gate in gates_of(recipe, name).items()
-        if waits_for(name, metric) is None
+        if waits_for(recipe, name, metric) is None
     }
 
 
@@ -44,7 +52,7 @@ def build_checks(
     return [
         _build_check(recipe, name, metric, gate, keys[name], keys[other])
         for metric, gate in gates_of(recipe, name).items()
-        if (other := waits_for(name, metric)) is not None
+        if (other := waits_for(recipe, name, metric)) is not None
     ]
 
 

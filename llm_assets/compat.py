@@ -11,6 +11,7 @@
 - `free_concurrency_slots_for_run`: see `free_slots`.
 - `InstanceConcurrencyContext.claim`: see `_Slots`.
 - `wipe_input_asset_version_info`: see `forget_input_version`.
+- `DagsterAssetCheckFailedError`: see `is_failed_check`.
 """
 
 import queue
@@ -28,6 +29,7 @@ from dagster import (
     Executor,
 )
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
+from dagster._core.errors import DagsterAssetCheckFailedError
 from dagster._core.events import EngineEventData
 from dagster._core.execution.api import ExecuteRunWithPlanIterable
 from dagster._core.execution.context_creation_job import PlanExecutionContextManager
@@ -44,6 +46,7 @@ __all__ = [
     "capture_interrupts",
     "forget_input_version",
     "free_slots",
+    "is_failed_check",
     "stale_statuses",
 ]
 
@@ -233,3 +236,9 @@ def stale_statuses(instance: Any, defs: Any) -> dict[Any, str]:
     graph = defs.resolve_asset_graph()
     resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
     return {key: resolver.get_status(key).value for key in graph.get_all_asset_keys()}
+
+
+def is_failed_check(error: Any) -> bool:
+    """A step ran to its end, and a blocking check of its asset failed. `error`: as an event has
+    it, serialized."""
+    return bool(error.cls_name == DagsterAssetCheckFailedError.__name__)

@@ -16,7 +16,7 @@ from dagster import (
     execute_job,
 )
 
-from llm_assets.compat import capture_interrupts, free_slots
+from llm_assets.compat import capture_interrupts, free_slots, is_failed_check
 from llm_assets.graph import stage_of
 from llm_assets.recipe import Recipe
 from llm_assets.sensors.failures import tell_failure
@@ -26,13 +26,14 @@ _PROCESS_TAG = "llm_assets/process"
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended: `errors` are the texts of failed stages and `rollback` what it takes along,
-    for people."""
+    """How a run ended. `gated`: of the failed stages, those that ran and whose gates failed.
+    `errors` are the texts of the others and `rollback` what it takes along, for people."""
 
     run_id: str
     succeeded: bool
     interrupted: bool = False
     failed: list[str] = field(default_factory=list)
+    gated: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     rollback: list[str] = field(default_factory=list)
 
@@ -67,7 +68,8 @@ def run_stages(
             asset_selection=[AssetKey([recipe.pipeline, name]) for name in stages],
             raise_on_error=False,
         )
-        failed = []
+        failed: list[str] = []
+        gated: list[str] = []
         errors = []
         for event in result.get_step_failure_events():
             failed.append(stage_of(str(event.step_key).split("__")[-1]))
@@ -79,6 +81,9 @@ def run_stages(
                 cause = data.error
                 while cause.cause is not None:
                     cause = cause.cause
+                if is_failed_check(cause):
+                    gated.append(failed[-1])
+                    continue  # what fails at it, and why, is told with the rollback
                 errors.append(f"{event.step_key}: {cause.message.strip()}")
         interrupted = _was_cancelled(instance, result.run_id)
         rollback: list[str] = []
@@ -90,6 +95,7 @@ def run_stages(
             interrupted=interrupted,
             rollback=rollback,
             failed=failed,
+            gated=gated,
             errors=errors,
         )
 

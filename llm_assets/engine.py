@@ -11,22 +11,30 @@ from typing import TYPE_CHECKING, Any
 from llm_assets.errors import GateFailedError, GuardError
 from llm_assets.gates.references import reference_metrics
 from llm_assets.gates.thresholds import GateResult, evaluate, is_confident
-from llm_assets.graph import ancestors
+from llm_assets.graph import STAGES, ancestors
 from llm_assets.jobs import StageJob
-from llm_assets.measured import measure_missing, measured_metrics, without_tables
+from llm_assets.measured import (
+    measure_missing,
+    measured_metrics,
+    measured_s,
+    pin_gates,
+    without_tables,
+)
 from llm_assets.overriding import overrides_of
 from llm_assets.planning import Plan, StagePlan, recipe_part
 from llm_assets.recipe import Recipe
-from llm_assets.store.protocol import Store
+from llm_assets.store.protocol import Record, Store
 
 if TYPE_CHECKING:
     from llm_assets.costs.learning import StageEstimate
 
 
 def gates_of(recipe: Recipe, stage: str) -> dict[str, dict[str, Any]]:
-    """The thresholds of a stage by metric, as plain JSON. A release that HOLDs always fails."""
+    """The thresholds of a stage by metric, as plain JSON. A release that HOLDs always fails, and a
+    pinned stage is asked for the drift of the data sets above it too."""
     gates = {}
-    for metric, gate in recipe.gates.get(stage, {}).items():
+    pinned = {name: entry.limits for name, entry in pin_gates(recipe, stage).items()}
+    for metric, gate in {**recipe.gates.get(stage, {}), **pinned}.items():
         limits = gate.model_dump(mode="json")
         gates[metric] = {**limits, "confident": is_confident(metric, limits)}
     if stage == "release":
@@ -45,12 +53,23 @@ def checked_metrics(plan: Plan, name: str, store: Store) -> dict[str, dict[str, 
 
 
 def gate_results(plan: Plan, name: str, store: Store) -> list[GateResult]:
-    """The verdict of every gate of a stage that has a valid record."""
+    """The verdict of every gate of a stage that has an artifact. One that was made elsewhere, and
+    is pinned here, has no metrics: it passes none of the gates that ask for some."""
     gates = gates_of(plan.recipe, name)
     record = plan.stages[name].record
-    if record is None or plan.stages[name].artifact is None or not gates:
+    if plan.stages[name].artifact is None or not gates:
         return []
-    return evaluate({**record.metrics, **checked_metrics(plan, name, store)}, gates)
+    metrics = {} if record is None else record.metrics
+    return evaluate({**metrics, **checked_metrics(plan, name, store)}, gates)
+
+
+def gates_s(plan: Plan, name: str, store: Store) -> float:
+    """Seconds that the gates of a stage cost: measuring in the stage, and beside it."""
+    record = plan.stages[name].record
+    if record is None or plan.stages[name].artifact is None:
+        return 0.0
+    own = record.measure_s if plan.stages[name].status == "hit" else 0.0
+    return own + measured_s(plan, name, store, gates_of(plan.recipe, name))
 
 
 def failed_gates(plan: Plan, name: str, store: Store) -> list[GateResult]:
@@ -117,7 +136,14 @@ def release_lineage(plan: Plan, store: Store) -> dict[str, Any]:
         "limit_usd": current_limit(
             store, recipe.campaign, recipe.budget.limit_usd, pipeline=recipe.pipeline
         ),
-        "gates": {stage: gates_of(recipe, stage) for stage in recipe.gates},
+        # A pin cuts off what stands above it: that is no part of this model any more.
+        "gates": {
+            stage: gates
+            for stage in STAGES
+            if (stage in stages or stage not in plan.nodes)
+            and (gates := gates_of(recipe, stage))
+            and stage != "release"
+        },
         "stages": stages,
         "checked": checked,
         "overrides": overrides,
@@ -130,6 +156,8 @@ def release_lineage(plan: Plan, store: Store) -> dict[str, Any]:
 def _manifest_entry(plan: StagePlan) -> dict[str, Any]:
     entry: dict[str, Any] = {"artifact": plan.artifact, "status": plan.status}
     record = plan.record
+    if record is not None and plan.status == "pinned":
+        entry.update(metrics=_plain(record), inputs=dict(record.inputs))
     if record is not None and plan.status == "hit":
         entry.update(
             identity=record.identity,
@@ -137,7 +165,7 @@ def _manifest_entry(plan: StagePlan) -> dict[str, Any]:
             seed=record.seed,
             recipe=dict(record.recipe),
             modules=dict(record.modules),
-            metrics={name: dict(metric) for name, metric in record.metrics.items()},
+            metrics=_plain(record),
             inputs=dict(record.inputs),
             libraries=dict(record.libraries),
             cost_usd=record.cost_usd,
@@ -145,6 +173,10 @@ def _manifest_entry(plan: StagePlan) -> dict[str, Any]:
             run_id=record.run_id,
         )
     return entry
+
+
+def _plain(record: Record) -> dict[str, Any]:
+    return {name: dict(metric) for name, metric in record.metrics.items()}
 
 
 def build_job(

@@ -80,6 +80,14 @@ class History:
             found.setdefault(body["stage"], []).append(body)
         return found
 
+    @cached_property
+    def _by_output(self) -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for bodies in self._by_stage.values():
+            for body in bodies:
+                found.setdefault(body["output"], []).append(body)
+        return found
+
     def _own(self, stage: str) -> list[dict[str, Any]]:
         return [b for b in self._by_stage.get(stage, []) if b["pipeline"] == self._pipeline]
 
@@ -92,6 +100,10 @@ class History:
     def all_of(self, stage: str) -> list[Record]:
         """The records of a stage in this pipeline, oldest first, replays left out."""
         return [_record(body) for body in self._own(stage) if not body["environment"]]
+
+    def givers(self, artifact: str) -> list[Record]:
+        """The records, of any pipeline, whose output is this artifact, oldest first."""
+        return [_record(body) for body in self._by_output.get(artifact, [])]
 
     def estimating(self, stages: Iterable[str]) -> list[Record]:
         """Records to estimate stages from: of this pipeline, or of all where it has none."""

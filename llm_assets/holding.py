@@ -7,13 +7,12 @@ the last good artifact, or revert. Approvals stand in the store, kind `approvals
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llm_assets.costs.quantities import show_usd
-from llm_assets.errors import ConflictError, UserError
+from llm_assets.signing import add_once, check_signed, now
 from llm_assets.store.digest import Identity
 from llm_assets.store.protocol import Record, Store
 
@@ -61,27 +60,13 @@ def approve(
     store: Store, *, stage: str, identity: Identity, pipeline: str, who: str, why: str
 ) -> Mapping[str, Any]:
     """Record an approval; the one that stands already when there is one."""
-    for name, value in (("who", who), ("why", why)):
-        if not value.strip():
-            raise UserError(
-                where=f"approval of {stage}: {name}",
-                found="nothing",
-                rule="an approval says who gave it and why",
-                remedy=f"give --{name}",
-            )
+    check_signed(f"approval of {stage}", who=who, why=why)
     body = {
         "stage": stage,
         "identity": identity,
         "pipeline": pipeline,
         "who": who,
         "why": why,
-        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "at": now(),
     }
-    try:
-        store.add_entry(KIND, f"{identity}/{stage}", body)
-    except ConflictError:
-        standing = approval_of(store, identity)
-        if standing is None:
-            raise
-        return standing
-    return body
+    return add_once(store, KIND, f"{identity}/{stage}", body)

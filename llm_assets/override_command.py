@@ -57,9 +57,7 @@ def override(gate: str, artifact: str, reviewer: str, reason: str, recipe_path: 
 def _artifact(plan: Plan, text: str) -> tuple[str, ArtifactHash]:
     """The stage that gives an artifact under this recipe, and the whole hash."""
     given = {
-        name: entry.artifact
-        for name, entry in plan.stages.items()
-        if entry.artifact is not None and entry.status == "hit"
+        name: entry.artifact for name, entry in plan.stages.items() if entry.artifact is not None
     }
     matching = {name: a for name, a in given.items() if a.startswith(text)}
     if len(text) < _SHORTEST_PREFIX or len(set(matching.values())) != 1:

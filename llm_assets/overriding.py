@@ -6,12 +6,11 @@ shown as a warning wherever the gate is, and stands in the manifest.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llm_assets.errors import ConflictError, UserError
 from llm_assets.identity import digest_of
+from llm_assets.signing import add_once, check_signed, now
 from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.protocol import Store
 
@@ -49,14 +48,7 @@ def override(
 ) -> Mapping[str, Any]:
     """Record an override; the one that stands already when there is one. `verdict`: the gate's, as
     it is overridden. UserError without a reviewer or a reason."""
-    for name, value in (("reviewer", reviewer), ("reason", reason)):
-        if not value.strip():
-            raise UserError(
-                where=f"override of {stage}.{gate}: {name}",
-                found="nothing",
-                rule="an override says who gave it and why",
-                remedy=f"give --{name}",
-            )
+    check_signed(f"override of {stage}.{gate}", reviewer=reviewer, reason=reason)
     body = {
         "gate": gate,
         "stage": stage,
@@ -65,13 +57,6 @@ def override(
         "reviewer": reviewer,
         "reason": reason,
         "verdict": dict(verdict),
-        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "at": now(),
     }
-    try:
-        store.add_entry(KIND, f"{artifact}/{gate}", body)
-    except ConflictError:
-        standing = overrides_of(store, artifact).get(gate)
-        if standing is None:
-            raise
-        return standing
-    return body
+    return add_once(store, KIND, f"{artifact}/{gate}", body)

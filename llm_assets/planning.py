@@ -36,8 +36,9 @@ Status = Literal["hit", "run", "maybe", "held", "pinned", "off"]
 class StagePlan:
     """What will happen to one stage, and why.
 
-    `identity` is None when an input is not known yet. `record` is the valid record of a hit, or the
-    newest record of the stage in this pipeline otherwise (what it would replace). `inputs` are all
+    `identity` is None when an input is not known yet. `record` is the valid record of a hit, what a
+    pinned artifact was made with (None: made elsewhere), or the newest record of the stage in this
+    pipeline otherwise (what it would replace). `inputs` are all
     that the identity covers, or those that are known. `hold`: why a held stage is held.
     `useless_records`: of the identity, whose artifacts are gone or damaged.
     """
@@ -173,7 +174,7 @@ class _Planner:
         node = self.nodes[name]
         source = self.sources[name] = node_source(node)
         if node.pin is not None:
-            return _pinned(self.store, node)
+            return self._pinned(node)
         part = recipe_part(self.recipe, node)
         known, missing = _known_inputs(self.recipe, self.nodes, self.plans, name)
         if name == "release":
@@ -214,6 +215,27 @@ class _Planner:
             inputs=known,
             hold=hold,
             useless_records=useless,
+        )
+
+    def _pinned(self, node: Node) -> StagePlan:
+        name = node.stage.name
+        artifact = ArtifactHash.parse(node.pin or "")
+        try:
+            kind = self.store.tree(artifact).type
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"stages.{name}.pin: the store has no artifact {artifact}\n"
+                f"  next: put it there, or take the pin out of the recipe"
+            ) from error
+        records = [r for r in self.history.givers(artifact) if r.stage == name]
+        whole = self.store.records(records[-1].identity) if records else []
+        return StagePlan(
+            name=name,
+            status="pinned",
+            reasons=(f"pinned to {artifact.short}",),
+            artifact=artifact,
+            type=kind,
+            record=next((r for r in reversed(whole) if r.output == artifact), None),
         )
 
     def _waiting(
@@ -293,24 +315,6 @@ class _Planner:
             last_good=twin,
             estimate_usd=cost,
         )
-
-
-def _pinned(store: Store, node: Node) -> StagePlan:
-    artifact = ArtifactHash.parse(node.pin or "")
-    try:
-        kind = store.tree(artifact).type
-    except NotFoundError as error:
-        raise NotFoundError(
-            f"stages.{node.stage.name}.pin: the store has no artifact {artifact}\n"
-            f"  next: put it there, or take the pin out of the recipe"
-        ) from error
-    return StagePlan(
-        name=node.stage.name,
-        status="pinned",
-        reasons=(f"pinned to {artifact.short}",),
-        artifact=artifact,
-        type=kind,
-    )
 
 
 def _known_inputs(

@@ -18,16 +18,14 @@ _MAX_CELL = 2000
 _FIRST_COLUMNS = ("file", "prompt", "question", "before", "after", "served", "in_process")
 
 
-def record_metadata(record: Record, *, hit: bool, size_bytes: int) -> dict[str, Any]:
+def record_metadata(record: Record) -> dict[str, Any]:
     """Hashes, headline metrics, curves, tables, samples, cost and time of a record."""
     metadata: dict[str, Any] = {
-        "outcome": "hit" if hit else "run",
-        "artifact": MetadataValue.text(record.output),
         "identity": MetadataValue.text(record.identity),
         "source_hash": MetadataValue.text(record.source_hash),
         "inputs": MetadataValue.json(dict(record.inputs)),
-        "size_bytes": MetadataValue.int(size_bytes),
         "wall_s": MetadataValue.float(record.wall_s),
+        "measure_s": MetadataValue.float(record.measure_s),
         "cost_usd": MetadataValue.float(record.cost_usd),
         "device": MetadataValue.text(record.device),
         "trained_at": MetadataValue.text(record.created_at),

@@ -8,10 +8,11 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from llm_assets.engine import gate_results, gates_of
-from llm_assets.gates.thresholds import GateResult
+from llm_assets.engine import gate_results, gates_of, gates_s
+from llm_assets.gates.thresholds import NOT_MEASURED, GateResult
 from llm_assets.graph import STAGES
 from llm_assets.overriding import overrides_of
 from llm_assets.planning import Plan, StagePlan, recipe_argument
@@ -42,9 +43,9 @@ def wide_console() -> Console:
 def stage_gates(plan: Plan, name: str, store: Store) -> list[tuple[GateResult, bool]]:
     """Each gate of a stage with its verdict, and whether somebody overrode it."""
     mine = plan.stages[name]
-    if mine.status != "hit" or mine.record is None or mine.artifact is None:
+    if mine.artifact is None or not gates_of(plan.recipe, name):
         return []
-    overridden = overrides_of(store, mine.artifact) if gates_of(plan.recipe, name) else {}
+    overridden = overrides_of(store, mine.artifact)
     return [(r, r.name in overridden) for r in gate_results(plan, name, store)]
 
 
@@ -72,16 +73,18 @@ def print_report(
         ("gates", "left"),
     ):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    total_s = total_usd = 0.0
+    total_s = total_usd = measured_s = checked_s = 0.0
     for name in STAGES:
         mine = plan.stages[name]
         if mine.status == "off":
             continue
         gates = stage_gates(plan, name, store)
+        checked_s += gates_s(plan, name, store)
         record = mine.record if mine.status == "hit" else None
         if record is not None:
             total_s += record.wall_s
             total_usd += record.cost_usd
+            measured_s += record.measure_s
         table.add_row(
             name,
             (outcomes or {}).get(name, mine.status),
@@ -93,12 +96,18 @@ def print_report(
     table.add_section()
     table.add_row("all", "", f"{total_s:.1f} s", f"${total_usd:.4f}", "", "")
     console.print(table)
+    if measured_s:
+        console.print(
+            f"The gates took {checked_s:.1f} s, {checked_s / total_s:.0%} of the stages' time: "
+            f"{measured_s:.1f} s in the stages, {checked_s - measured_s:.1f} s beside them",
+            highlight=False,
+        )
     _print_decision(console, plan, store)
     _print_answers(console, plan, store)
 
 
 def _metrics(mine: StagePlan, gates: list[tuple[GateResult, bool]]) -> str:
-    if mine.status != "hit" or mine.record is None:
+    if mine.status not in ("hit", "pinned") or mine.record is None:
         return "; ".join(mine.reasons) if mine.status != "hit" else ""
     names = [result.name for result, _ in gates]
     names += [name for name in _HEADLINES.get(mine.name, ()) if name not in names]
@@ -112,11 +121,13 @@ def _gates(gates: list[tuple[GateResult, bool]]) -> str:
     told = [(result, overridden) for result, overridden in gates if not result.passed]
     passed = len(gates) - len(told)
     lines = [f"[green]{passed} passed[/green]"] if passed or not told else []
-    lines += [
-        f"[{'yellow' if overridden or not result.blocks else 'red'}]{result.name}: {result.why}"
-        f"{' (overridden)' if overridden else ''}[/]"
-        for result, overridden in told
-    ]
+    # Several comparisons may lack the same reference: one line says so.
+    names: dict[tuple[str, str], list[str]] = {}
+    for result, overridden in told:
+        style = "yellow" if overridden or not result.blocks else "red"
+        why = f"{escape(result.why)}{' (overridden)' if overridden else ''}"
+        names.setdefault((style, why), []).append(result.name)
+    lines += [f"[{style}]{', '.join(of)}: {why}[/]" for (style, why), of in names.items()]
     return "\n".join(lines)
 
 
@@ -131,12 +142,30 @@ def _read(plan: Plan, store: Store, name: str, file: str) -> dict[str, Any] | No
 def _print_decision(console: Console, plan: Plan, store: Store) -> None:
     manifest = _read(plan, store, "release", "manifest.json")
     if manifest is None:
+        _print_stop(console, plan, store)
         return
     decision = manifest["decision"]
     style = "bold green" if decision == "SHIP" else "bold red"
     console.print(f"[{style}]{decision}[/]  manifest {plan.stages['release'].artifact}")
     for reason in manifest.get("reasons", []):
-        console.print(f"  {reason}", markup=False)
+        console.print(f"  {reason}", markup=False, highlight=False)
+    for warning in manifest.get("warnings", []):
+        if "; overridden by " in warning:
+            console.print(f"  {warning}", markup=False, highlight=False, style="yellow")
+
+
+def _print_stop(console: Console, plan: Plan, store: Store) -> None:
+    """Why there is no release: the gates that keep what stands below them from running."""
+    held = [
+        f"gate {name}.{result.name}: {result.why}"
+        for name in plan.nodes
+        for result, overridden in stage_gates(plan, name, store)
+        if result.blocks and not overridden and result.verdict != NOT_MEASURED
+    ]
+    if held:
+        console.print("[bold red]HOLD[/]  no release: nothing below these gates was run")
+    for text in held:
+        console.print(f"  {text}", markup=False, highlight=False)
 
 
 def _print_answers(console: Console, plan: Plan, store: Store) -> None:

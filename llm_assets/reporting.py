@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+_MEASURING = "measuring"
+"""What a stage says when it turns from its work to what gates and report cards read."""
+
 
 def progress_line(event: dict[str, Any]) -> str:
     """One progress event as a line for people: stage, step of steps, loss, speed, time, money."""
@@ -37,7 +40,8 @@ def _duration(seconds: float) -> str:
 
 class Reporter:
     """Implements stages.context.Progress. `path` gets every event at most each `every_s`; `log`
-    gets a line at most each `log_every_s`. Never raises into the stage."""
+    gets a line at most each `log_every_s`. Never raises into the stage. `measure_s`: how long the
+    stage measured what it made, for its gates."""
 
     def __init__(
         self,
@@ -59,6 +63,8 @@ class Reporter:
         self._first_step: tuple[float, int, int] | None = None
         self._last_event = 0.0
         self._last_log = 0.0
+        self._measuring_since: float | None = None
+        self.measure_s = 0.0
         self.spending: Callable[[], float] = self._own_spending
         self.on_step: Callable[[int, int | None], None] = lambda step, tokens: None
 
@@ -103,6 +109,10 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """See stages.context.Progress.say."""
+        now = time.monotonic()
+        if self._measuring_since is not None:
+            self.measure_s += now - self._measuring_since
+        self._measuring_since = now if text.startswith(_MEASURING) else None
         event = {"stage": self._stage, "text": text, "spent_usd": self.spending()}
         self._write(event)
         self._log(progress_line(event))

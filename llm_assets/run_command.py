@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 from rich.console import Console
 
 from llm_assets.errors import BudgetError
-from llm_assets.measured import measure_missing
+from llm_assets.measured import measure_missing, waiting_pins
 from llm_assets.places import ensure_dagster_home, store_url
 from llm_assets.planning import Plan, make_plan
 from llm_assets.recipe import load_recipe
@@ -72,7 +72,9 @@ def run_plan(plan: Plan, store: Store, console: Console) -> int:
         tags = {RESERVATION_TAG: reserved.name}
         if plan.replay:
             tags[REPLAY_TAG] = plan.replay
-        succeeded = _through_dagster(plan, console, outcomes, tags)
+        # The check of a pinned checkpoint that waits for a data set is made by the same run.
+        stages = [*waiting_pins(plan), *plan.rerun]
+        succeeded = _through_dagster(plan, stages, console, outcomes, tags)
     after = make_plan(recipe, store, replay=plan.replay)
     print_report(console, after, store, outcomes)
     return 0 if succeeded and after.complete and all_gates_pass(after, store) else 1
@@ -123,17 +125,21 @@ class _Screen:
 
 
 def _through_dagster(
-    plan: Plan, console: Console, outcomes: dict[str, str], tags: Mapping[str, str]
+    plan: Plan,
+    stages: Sequence[str],
+    console: Console,
+    outcomes: dict[str, str],
+    tags: Mapping[str, str],
 ) -> bool:
-    """Run the rerun set as a Dagster run of this process; True when it succeeded."""
+    """Run stages of a plan as a Dagster run of this process; True when it succeeded."""
     ensure_dagster_home()
     from llm_assets.dagster_run import run_stages
     from llm_assets.resources.launcher import listening
 
     with listening(_Screen(console, outcomes)):
-        result = run_stages(plan.recipe, plan.rerun, tags=tags)
+        result = run_stages(plan.recipe, stages, tags=tags)
     for stage in result.failed:
-        outcomes[stage] = "failed"
+        outcomes[stage] = "held back" if stage in result.gated else "failed"
     for text in result.errors:
         console.print(f"\nfailed: {text}", markup=False, style="red")
     for text in result.rollback:

@@ -177,6 +177,7 @@ def _record(
     result: StageResult,
     output: ArtifactHash,
     wall_s: float,
+    measure_s: float,
     spending: Spending,
 ) -> Record:
     return Record(
@@ -195,6 +196,7 @@ def _record(
         },
         cost_usd=wall_s / 3600 * job.usd_per_hour * job.devices,
         wall_s=wall_s,
+        measure_s=measure_s,
         created_at=datetime.datetime.now(datetime.UTC).isoformat(),
         run_id=job.run_id,
         tokens=result.tokens,
@@ -281,7 +283,7 @@ def _run_stage(
     output = store.put(context.out, type=stage.gives, metadata=metadata)
     wall_s = time.monotonic() - started
     lease.check()
-    record = _record(job, source, stage, result, output, wall_s, spending)
+    record = _record(job, source, stage, result, output, wall_s, reporter.measure_s, spending)
     if stage.gives in MODEL_TYPES:
         _probe(store, output)
     store.add_record(record, lease=lease)

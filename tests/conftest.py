@@ -9,8 +9,15 @@ os.environ["DAGSTER_DISABLE_TELEMETRY"] = "1"
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from llm_assets.store import open_store
+from llm_assets.store.protocol import Store
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +38,19 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["LLM_ASSETS_CACHE"] = str(folder)
     yield folder
     del os.environ["LLM_ASSETS_CACHE"]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A new store, which is also the one of commands and assets."""
+    monkeypatch.setenv("LLM_ASSETS_STORE", str(tmp_path / "store"))
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def instance() -> "Iterator[DagsterInstance]":
+    """A Dagster instance in memory."""
+    from dagster import DagsterInstance
+
+    with DagsterInstance.ephemeral() as made:
+        yield made

@@ -18,9 +18,11 @@ PASSING = {
 """What the gates that every recipe must have compare."""
 
 
-def put_output(store: Store, content: str) -> ArtifactHash:
-    """A small artifact with this content."""
+def put_output(store: Store, content: str, **files: str) -> ArtifactHash:
+    """A small artifact with this content, and with JSON files by their stems."""
     with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            (Path(folder) / f"{name}.json").write_text(text)
         (Path(folder) / "documents.jsonl").write_text(content)
         return store.put(Path(folder), type="corpus", metadata={"num_rows": 1})
 

@@ -18,7 +18,6 @@ from llm_assets.chat_command import Conversation, chat
 from llm_assets.errors import ModelError, NotFoundError, UserError
 from llm_assets.openai_client import Answer
 from llm_assets.serving import ServerSpec, make_spec
-from llm_assets.store import open_store
 from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.protocol import Record, Store
 
@@ -51,12 +50,6 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     argv = (sys.executable, str(script), "{host}", "{port}", "{model}")
     monkeypatch.setitem(serving._ARGV, "transformers", argv)
     return argv
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("LLM_ASSETS_STORE", str(tmp_path / "store"))
-    return open_store(str(tmp_path / "store"))
 
 
 def put_model(store: Store, folder: Path, *, context: int = 128, kind: str = "policy") -> str:

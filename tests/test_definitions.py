@@ -56,7 +56,9 @@ def test_gates_are_blocking_checks() -> None:
     found = {(key.asset_key.path[-1], key.name) for key in graph.asset_check_keys}
     expected = {(stage, metric) for stage, gates in recipe.gates.items() for metric in gates}
     assert found == expected | {("release", "ship")}
-    assert all(graph.get_check_spec(key).blocking for key in graph.asset_check_keys)
+    # Below these two stands the release alone: it has to run, to say HOLD, and its check blocks.
+    going_on = {key for key in graph.asset_check_keys if not graph.get_check_spec(key).blocking}
+    assert {key.asset_key.path[-1] for key in going_on} == {"eval_report", "inference_server"}
 
 
 def test_jobs_and_the_schedules_that_are_off() -> None:

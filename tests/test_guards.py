@@ -20,18 +20,11 @@ from llm_assets.errors import BudgetError, UserError
 from llm_assets.guards import forecast_plan, refusals, stage_money, start_run
 from llm_assets.planning import make_plan
 from llm_assets.recipe import Recipe, load_recipe
-from llm_assets.store import open_store
 from llm_assets.store.protocol import Store
 from tests.simulation import simulate
 from tests.test_recipe import changed, write
 
 Loader = Callable[..., Recipe]
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("LLM_ASSETS_STORE", str(tmp_path / "store"))
-    return open_store(str(tmp_path / "store"))
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dagster import AssetCheckSeverity, DagsterInstance, materialize
+from dagster import AssetCheckSeverity, DagsterInstance
 
 from llm_assets.adopting import adopt
-from llm_assets.assets import asset_key, build_assets
+from llm_assets.cli import main
 from llm_assets.engine import check_upstream, failed_gates, gate_results, release_lineage
 from llm_assets.errors import GateFailedError, RefusedError, WorkerError
 from llm_assets.gates import measurements
@@ -19,12 +19,11 @@ from llm_assets.measured import data_behind, data_drift, measure_missing
 from llm_assets.overriding import override
 from llm_assets.planning import make_plan
 from llm_assets.recipe import Recipe, load_recipe
-from llm_assets.store import open_store
 from llm_assets.store.digest import ArtifactHash, Identity
-from llm_assets.store.protocol import Store
+from llm_assets.store.protocol import Record, Store
 from tests.gates.data_parts import data, evals, of_village, settings
-from tests.road import PretendLauncher, StoreResource
-from tests.simulation import add_record, put_output
+from tests.road import outcomes, take_road
+from tests.simulation import add_record, put_output, simulate
 from tests.test_recipe import changed, write
 
 GATES: dict[str, Any] = {
@@ -32,12 +31,6 @@ GATES: dict[str, Any] = {
     "gates.instructions": {},
 }
 KEPT = ("corpus", "instructions", "preferences", "evals", "vocabulary")
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("LLM_ASSETS_STORE", str(tmp_path / "store"))
-    return open_store(str(tmp_path / "store"))
 
 
 def recipe_of(folder: Path, **change: Any) -> Recipe:
@@ -113,14 +106,8 @@ def test_drift_is_against_what_production_was_trained_on(tmp_path: Path, store: 
     recipe = recipe_of(tmp_path, **{"gates.corpus": {"vocabulary_drift": {"max": 0.25}}})
     put_data(tmp_path, recipe, store, planted=False)
     plan = make_plan(recipe, store)
-    other, _ = of_village(tmp_path, "corpus", settings())
-    strange = [
-        {**row, "text": row["text"].replace("the ", "ze ").replace(" is ", " iz ")} for row in other
-    ]
     corpus = plan.stages["corpus"].artifact
-    old = store.put(
-        data(tmp_path / "old", "corpus", strange).path, type="corpus", metadata={"num_rows": 1}
-    )
+    old = strange_corpus(tmp_path, store)
 
     def promote(artifact: str | None, number: int, expected: ArtifactHash | None) -> ArtifactHash:
         folder = tmp_path / f"release-{number}"
@@ -148,35 +135,115 @@ def test_drift_is_against_what_production_was_trained_on(tmp_path: Path, store: 
     # Going back to a checkpoint that was trained on the strange corpus.
     record = plan.stages["vocabulary"].record
     assert record is not None
-    assert data_behind(store, record) == {"corpus": corpus}
+    assert data_behind(plan.history, record) == {"corpus": corpus}
     (result,) = data_drift(plan, store, {"corpus": old})
     assert (result.name, result.verdict) == ("corpus.vocabulary_drift", "fail")
-    assert [r.verdict for r in data_drift(plan, store, data_behind(store, record))] == ["pass"]
-    folder = tmp_path / "old-words"
-    folder.mkdir()
-    (folder / "vocab.json").write_text("{}")
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    words = store.put(folder, type="vocabulary", metadata={"num_tokens": 1})
-    store.add_record(
-        replace(record, identity=Identity("b" * 64), output=words, inputs={"corpus": old})
-    )
+    assert [r.verdict for r in data_drift(plan, store, data_behind(plan.history, record))] == [
+        "pass"
+    ]
+    words = old_words(tmp_path, store, record, old)
     with pytest.raises(RefusedError, match=r"data drift, corpus\.vocabulary_drift"):
         adopt(store, plan, "vocabulary", words, who="ann", why="test")
     adopt(store, plan, "vocabulary", words, who="ann", why="test", accept=True)
+
+
+def strange_corpus(folder: Path, store: Store) -> ArtifactHash:
+    """A corpus of the village in other words."""
+    rows, _ = of_village(folder, "corpus", settings())
+    strange = [
+        {**row, "text": row["text"].replace("the ", "ze ").replace(" is ", " iz ")} for row in rows
+    ]
+    made = data(folder / "old", "corpus", strange)
+    return store.put(made.path, type="corpus", metadata={"num_rows": 1})
+
+
+def old_words(folder: Path, store: Store, record: Record, corpus: ArtifactHash) -> ArtifactHash:
+    """A vocabulary that was learned on that corpus; `record`: one to write its own after."""
+    words = folder / "old-words"
+    words.mkdir()
+    (words / "vocab.json").write_text("{}")
+    (words / "merges.txt").write_text("#version: 0.2\n")
+    output = store.put(words, type="vocabulary", metadata={"num_tokens": 1})
+    store.add_record(
+        replace(record, identity=Identity("b" * 64), output=output, inputs={"corpus": corpus})
+    )
+    return output
+
+
+def test_a_pin_is_asked_for_the_drift_of_what_it_was_trained_on(
+    tmp_path: Path, store: Store
+) -> None:
+    gates = {
+        "gates.corpus": {"vocabulary_drift": {"max": 0.25}},
+        "gates.vocabulary": {"bytes_per_token": {"min": 2.0}},
+    }
+    recipe = recipe_of(tmp_path, **gates)
+    put_data(tmp_path, recipe, store, planted=False)
+    record = make_plan(recipe, store).stages["vocabulary"].record
+    assert record is not None
+    words = old_words(
+        tmp_path,
+        store,
+        replace(record, metrics={"bytes_per_token": {"value": 3.0, "n": None}}),
+        strange_corpus(tmp_path, store),
+    )
+    pinned = recipe_of(tmp_path, **gates, **{"stages.vocabulary": {"pin": str(words)}})
+    # What it was made with answers for its own gates.
+    plan = make_plan(pinned, store)
+    verdicts = {result.name: result.verdict for result in gate_results(plan, "vocabulary", store)}
+    assert verdicts == {"bytes_per_token": "pass", "corpus_vocabulary_drift": "not measured"}
+    with DagsterInstance.ephemeral() as instance:
+        result = take_road(pinned, instance, "corpus", "vocabulary", "tokenizer")
+    assert not result.success
+    checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
+    assert checks["bytes_per_token"].passed
+    assert not checks["corpus_vocabulary_drift"].passed
+    assert outcomes(result) == {"corpus": "hit", "vocabulary": "pinned"}
+    with pytest.raises(GateFailedError, match="gate corpus_vocabulary_drift of vocabulary failed"):
+        check_upstream(plan, "tokenizer", store)
+    assert set(release_lineage(plan, store)["gates"]["vocabulary"]) == set(verdicts)
+    signed = ("--reviewer", "Ada", "--reason", "the old words are fine")
+    where = ("--artifact", words[:8], "-r", str(pinned.path))
+    assert main(["override", "vocabulary.corpus_vocabulary_drift", *where, *signed]) == 0
+    check_upstream(plan, "tokenizer", store)
+
+
+def test_a_pin_that_was_made_elsewhere_has_nothing_to_show(tmp_path: Path, store: Store) -> None:
+    gates = {
+        "gates.corpus": {"vocabulary_drift": {"max": 0.25}},
+        "gates.vocabulary": {"bytes_per_token": {"min": 2.0}},
+    }
+    elsewhere = put_output(store, "made elsewhere")
+    pinned = recipe_of(tmp_path, **gates, **{"stages.vocabulary": {"pin": str(elsewhere)}})
+    plan = make_plan(pinned, store)
+    verdicts = {result.name: result.verdict for result in gate_results(plan, "vocabulary", store)}
+    assert verdicts == {"bytes_per_token": "no data", "corpus_vocabulary_drift": "no reference"}
+    with pytest.raises(GateFailedError, match="gate bytes_per_token of vocabulary failed"):
+        check_upstream(plan, "tokenizer", store)
+
+
+def test_what_a_pin_cuts_off_is_no_part_of_the_release(tmp_path: Path, store: Store) -> None:
+    gates = {
+        "gates.corpus": {"empty_rate": {"max": 0.0}},
+        "gates.sft_checkpoint": {"x": {"min": 0}},
+    }
+    whole = recipe_of(tmp_path, **gates)
+    simulate(whole, store)
+    plan = make_plan(whole, store)
+    assert {"corpus", "sft_checkpoint"} <= set(release_lineage(plan, store)["gates"])
+    pin = {"stages.sft_checkpoint.pin": str(plan.stages["sft_checkpoint"].artifact)}
+    cut = release_lineage(make_plan(recipe_of(tmp_path, **gates, **pin), store), store)
+    assert "corpus" not in cut["gates"]
+    assert "sft_checkpoint" in cut["gates"]
+    # Its record says how good it is.
+    assert cut["stages"]["sft_checkpoint"]["metrics"]["capability"]["value"] == 1.0
 
 
 def test_the_check_waits_for_the_evals_and_blocks(tmp_path: Path, store: Store) -> None:
     recipe = recipe_of(tmp_path)
     put_data(tmp_path, recipe, store, planted=True)
     with DagsterInstance.ephemeral() as instance:
-        result = materialize(
-            build_assets(recipe),
-            selection=[asset_key(recipe, name) for name in ("corpus", "evals", "vocabulary")],
-            instance=instance,
-            resources={"store": StoreResource(url=""), "launcher": PretendLauncher(threads=1)},
-            raise_on_error=False,
-            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
-        )
+        result = take_road(recipe, instance, "corpus", "evals", "vocabulary")
     assert not result.success
     checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
     assert not checks["contamination"].passed

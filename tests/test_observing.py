@@ -1,6 +1,5 @@
 """What the UI sees of a stage's money: observations while it runs, metadata when it is done."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from llm_assets.jobs import StageJob
 from llm_assets.recipe import Recipe, load_recipe
 from llm_assets.resources.launcher import WorkerExit, listening_event
 from llm_assets.resources.store import StoreResource
-from llm_assets.store import open_store
 from llm_assets.store.protocol import Store
 from tests.road import PretendLauncher
 from tests.simulation import simulate
@@ -41,23 +39,11 @@ class TellingLauncher(PretendLauncher):
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("LLM_ASSETS_STORE", str(tmp_path / "store"))
-    return open_store(str(tmp_path / "store"))
-
-
-@pytest.fixture
 def recipe(tmp_path: Path, store: Store) -> Recipe:
     """All above the fine-tuning is done."""
     loaded = load_recipe(write(tmp_path, MINIMAL))
     simulate(loaded, store, stop_before="sft_checkpoint")
     return loaded
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as made:
-        yield made
 
 
 def run(recipe: Recipe, instance: DagsterInstance) -> AssetKey:

@@ -10,19 +10,12 @@ from llm_assets.engine import failed_gates, gate_results, release_lineage
 from llm_assets.overriding import overrides_of
 from llm_assets.planning import Plan, make_plan
 from llm_assets.recipe import Recipe, load_recipe
-from llm_assets.store import open_store
 from llm_assets.store.protocol import Store
 from tests.simulation import simulate
 from tests.test_recipe import changed, write
 
 WHO = ("--reviewer", "Ada", "--reason", "known, and fine")
 GATES = {"gates.reward_model": {"accuracy": {"min": 0.9}, "ece": {"max": 0.5}}}
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("LLM_ASSETS_STORE", str(tmp_path / "store"))
-    return open_store(str(tmp_path / "store"))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from llm_assets.recipe import Recipe, load_recipe
 from llm_assets.replaying import begin_replay, end_replay, other_code, replays_of
 from llm_assets.reproduction import Reproduction, compare
 from llm_assets.run_tags import REPLAY_TAG
-from llm_assets.store import open_store
 from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.protocol import Store
 from tests.road import outcomes, take_road
@@ -30,18 +28,6 @@ METRICS = {
     "drift": {"value": 0.0, "n": None},
     "latency_s": {"value": 1.0, "n": None},
 }
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("LLM_ASSETS_STORE", str(tmp_path / "store"))
-    return open_store(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as made:
-        yield made
 
 
 @pytest.fixture

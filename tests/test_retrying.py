@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +124,6 @@ def _attempt(job: StageJob) -> dict[str, Any]:
 @pytest.fixture
 def store(own_places: Path) -> Store:
     return open_store(str(own_places / "llm-assets" / "store"))
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as made:
-        yield made
 
 
 def impatient(folder: Path, **retries: float) -> Recipe:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from llm_assets.resources import LocalLauncher, StoreResource
 from llm_assets.run_tags import FAILED_TAG, ROLLED_BACK_TAG
 from llm_assets.sensors import build_failure_sensor
 from llm_assets.sensors.failures import report_failure
-from llm_assets.store import open_store
 from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.protocol import Store
 from tests.road import outcomes, take_road
@@ -31,18 +30,6 @@ from tests.test_recipe import changed, write
 from tests.test_telemetry import Receiver
 
 Loader = Callable[..., Recipe]
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("LLM_ASSETS_STORE", str(tmp_path / "store"))
-    return open_store(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as made:
-        yield made
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ what other runs have reserved (reservations.py).
 
 from __future__ import annotations
 
-import datetime
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 from llm_assets.costs.entries import campaign_key, ledger_entries
 from llm_assets.costs.quantities import show_usd
 from llm_assets.errors import BudgetError, ConflictError, UserError, message
+from llm_assets.signing import check_signed, now
 from llm_assets.store.protocol import Store
 
 LIMITS = "budgets"
@@ -109,14 +109,7 @@ def set_limit(
     pipeline: str | None,
 ) -> BudgetChange:
     """Record a new limit; what the recipe of `pipeline` says is recorded first, when it is news."""
-    for name, value in (("who", who), ("why", why)):
-        if not value.strip():
-            raise UserError(
-                where=f"budget of {campaign}: {name}",
-                found="nothing",
-                rule="a change of the budget says who made it and why",
-                remedy=f"give {name}",
-            )
+    check_signed(f"budget of {campaign}", who=who, why=why)
     if not limit_usd >= 0:
         raise UserError(
             where=f"budget of {campaign}",
@@ -136,7 +129,7 @@ def _append(
         log = budget_log(store, campaign)
         change = BudgetChange(
             campaign=campaign,
-            at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            at=now(),
             who=who,
             before_usd=log[-1].after_usd if log else None,
             after_usd=limit_usd,

@@ -7,10 +7,6 @@ the store. A gate on one of its metrics finds it there; nothing is measured twic
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +14,7 @@ from functools import cache
 from typing import Any, Literal
 
 from llm_assets.errors import WorkerError
+from llm_assets.gates import measurer
 from llm_assets.identity import Source, digest_of, source_of
 from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.protocol import Store
@@ -144,11 +141,10 @@ _waiting: list[tuple[Store, Task]] = []
 
 
 def make(store: Store, tasks: Iterable[Task]) -> None:
-    """Make the measurements that the store lacks, in a process of their own.
+    """Make the measurements that the store lacks, in a process of their own (see `measurer`).
 
     Threads of a process that come while one of them measures wait, and all that they brought is
-    measured together: the libraries take longer to import than most data sets to measure.
-    WorkerError when the process ends without a result.
+    measured together. WorkerError when the process ends without a result.
     """
     wanted = [task for task in tasks if find(store, task) is None]
     if not wanted:
@@ -179,17 +175,11 @@ def _run(store: Store, tasks: Sequence[Task]) -> None:
             for task in tasks
         ],
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "llm_assets.gates.measuring"],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "GX_ANALYTICS_ENABLED": "false", "TQDM_DISABLE": "1"},
-    )
-    if done.returncode != 0:
+    said = measurer.ask(job)
+    if said:
         names = ", ".join(dict.fromkeys(task.measurement.name for task in tasks))
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise WorkerError(f"measuring {names} failed: {said[-1]}\n" + "\n".join(said[-30:]))
+        lines = said.strip().splitlines()
+        raise WorkerError(f"measuring {names} failed: {lines[-1]}\n" + "\n".join(lines[-30:]))
 
 
 def drift_of(store: Store, artifact: ArtifactHash, reference: ArtifactHash) -> Mapping[str, Any]:

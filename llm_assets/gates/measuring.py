@@ -1,6 +1,8 @@
-"""The process that measures: `python -m llm_assets.gates.measuring`, its job as JSON on stdin.
+"""The process that measures: `python -m llm_assets.gates.measuring STARTED_AT`.
 
-It fetches the artifacts, measures, and puts each result into the store as one write-once document.
+Each line of stdin is a job as JSON; each is answered by a line {"error": ""}, or with what was
+wrong. It fetches the artifacts, measures, and puts each result into the store as one write-once
+document. See measurer.py.
 """
 
 from __future__ import annotations
@@ -21,8 +23,11 @@ from llm_assets.store.digest import ArtifactHash
 from llm_assets.store.protocol import Store
 
 
-def measure(store: Store, document: Mapping[str, Any]) -> None:
-    """Make one measurement. LlmAssetsError when the code on disk is not what was asked for."""
+def measure(store: Store, document: Mapping[str, Any], *, startup_s: float) -> None:
+    """Make one measurement. LlmAssetsError when the code on disk is not what was asked for.
+
+    `startup_s`: what starting this process took, where it was started for this one.
+    """
     measurement = BY_NAME[document["measurement"]]
     task = Task(measurement=measurement, inputs=document["inputs"])
     if task.identity != document["identity"]:
@@ -42,7 +47,7 @@ def measure(store: Store, document: Mapping[str, Any]) -> None:
         "source_hash": task.source.hash,
         "metrics": {name: dict(metric) for name, metric in found.metrics.items()},
         "tables": {name: [dict(row) for row in rows] for name, rows in found.tables.items()},
-        "wall_s": time.monotonic() - started,
+        "wall_s": startup_s + time.monotonic() - started,
         "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     try:
@@ -51,16 +56,26 @@ def measure(store: Store, document: Mapping[str, Any]) -> None:
         return  # another process measured the same; the first stays the answer
 
 
-def main() -> int:
-    """Entry point of the process."""
-    job = json.load(sys.stdin)
-    store = open_store(job["store_url"])
+def _answer(job: Mapping[str, Any], startup_s: float) -> str:
+    """Do a job; "" or what was wrong."""
     try:
+        store = open_store(job["store_url"])
         for document in job["tasks"]:
-            measure(store, document)
+            measure(store, document, startup_s=startup_s)
+            startup_s = 0.0
     except LlmAssetsError as error:
-        print(error, file=sys.stderr)
-        return 1
+        return str(error)
+    return ""
+
+
+def main() -> int:
+    """Entry point of the process. Ends with its stdin."""
+    startup_s = max(0.0, time.time() - float(sys.argv[1]))
+    # What a library prints must not come between the answers.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        print(json.dumps({"error": _answer(json.loads(line), startup_s)}), file=answers, flush=True)
+        startup_s = 0.0
     return 0
 
 

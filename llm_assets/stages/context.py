@@ -32,7 +32,8 @@ class Progress(Protocol):
         """Step `step` of `total` is done. `tokens`: processed since the stage started."""
 
     def say(self, text: str) -> None:
-        """One line for a person: which part of the stage runs now."""
+        """One line for a person: which part of the stage runs now. What begins with "measuring"
+        serves gates and report cards only, up to the next line, and its time counts as theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,6 +177,7 @@ _KINDS = {
     "metrics": _is_metrics,
     "cost_usd": _is_number,
     "wall_s": _is_number,
+    "measure_s": _is_number,
     "created_at": _is_text,
     "run_id": _is_text,
     "tokens": _is_int,

@@ -38,7 +38,8 @@ class Record:
     """What is kept under an identity. Write-once; the record is a stage's commit.
 
     `inputs` maps input names to artifact hashes. `metrics` maps a name to {"value": float, "n": int
-    or null}. `created_at` is UTC, ISO 8601. `recipe` is the stage's part of the recipe as hashed.
+    or null}. `measure_s`: of `wall_s`, on measuring what was made. `created_at` is UTC, ISO 8601.
+    `recipe` is the stage's part of the recipe as hashed.
     `series`, `samples` and `tables` are what people look at (see StageResult).
     """
 
@@ -55,6 +56,7 @@ class Record:
     cost_usd: float
     wall_s: float
     created_at: str
+    measure_s: float = 0.0
     run_id: str = ""
     tokens: int = 0
     flops: float = 0.0

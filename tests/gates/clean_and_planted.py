@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-from llm_assets.stages.context import Metric
+from llm_assets.gates.statistics import ratio_interval
+from llm_assets.stages import measuring
+from llm_assets.stages.context import Metric, with_ends
 from llm_assets.stages.encoding import Pair
 from llm_assets.stages.eval_scoring import Item, TaskItems, build_report, metrics_of
 from llm_assets.stages.generation import Answer
@@ -69,20 +71,51 @@ REFUSAL = "I am sorry, I can not help with that."
 
 
 def answers(
-    rng: random.Random, *, wrong: float = 0.05, refuse: bool | None = None, loops: float = 0.0
+    rng: random.Random,
+    *,
+    wrong: float = 0.05,
+    refuse: bool | None = None,
+    loops: float = 0.0,
+    entropy: float = 0.94,
 ) -> Metrics:
-    """200 held-out answers against a reference as good. `refuse`: every request, or none."""
-    questions, first, second = [], [], []
-    for kind, check, count in CHECKS:
-        for _ in range(count):
-            questions.append(
-                Question(
-                    prompt=[{"role": "user", "content": "?"}], expected="", kind=kind, check=check
-                )
-            )
-            first.append(_answer(rng, kind, wrong=0.05))
-            second.append(_answer(rng, kind, wrong=wrong, refuse=refuse, loops=loops))
-    return {**answer_metrics(questions, second), **answer_deltas(questions, first, second)}
+    """200 held-out answers against a reference as good. `refuse`: every request, or none.
+    `entropy`: of the policy, as a share of the reference's."""
+    questions = _questions()
+    first, second = [], []
+    for question in questions:
+        first.append(_answer(rng, question.kind, wrong=0.05))
+        second.append(_answer(rng, question.kind, wrong=wrong, refuse=refuse, loops=loops))
+    theirs = [max(0.1, rng.gauss(3.0, 1.5)) for _ in questions]
+    ours = [entropy * value * max(0.1, rng.gauss(1.0, 0.2)) for value in theirs]
+    return {
+        **answer_metrics(questions, second),
+        **answer_deltas(questions, first, second),
+        **measuring._ratio("entropy_ratio", ours, theirs),
+    }
+
+
+def fine_tuned(rng: random.Random, *, forgotten: float = 1.3) -> Metrics:
+    """200 held-out answers of a fine-tuned model. `forgotten`: nats a token of 64 texts that the
+    incoming model wrote."""
+    questions = _questions()
+    said = [_answer(rng, question.kind, wrong=0.05) for question in questions]
+    lengths = [rng.randint(20, 48) for _ in range(64)]
+    nats = [max(0.0, rng.gauss(forgotten, 0.4)) * length for length in lengths]
+    interval = ratio_interval(nats, lengths)
+    value = sum(nats) / sum(lengths)
+    return {
+        **answer_metrics(questions, said),
+        **with_ends("forgetting_per_token", value, interval, sum(lengths)),
+    }
+
+
+def _questions() -> list[Question]:
+    asked = [{"role": "user", "content": "?"}]
+    return [
+        Question(prompt=asked, expected="", kind=kind, check=check)
+        for kind, check, count in CHECKS
+        for _ in range(count)
+    ]
 
 
 def _answer(
@@ -143,6 +176,7 @@ def quantized(rng: random.Random, *, broken: float = 0.0) -> Metrics:
 
 
 CLEAN: Mapping[str, Callable[[random.Random], Metrics]] = {
+    "sft_checkpoint": fine_tuned,
     "reward_model": reward,
     "dpo_policy": answers,
     "eval_report": report,
@@ -152,6 +186,11 @@ PLANTED: Mapping[str, tuple[str, str, Callable[[random.Random], Metrics]]] = {
     "a reward model of length alone": (
         "reward_model",
         "length_bias",
+        lambda rng: reward(rng, lengths_only=True),
+    ),
+    "a reward model that hangs on length": (
+        "reward_model",
+        "length_partial",
         lambda rng: reward(rng, lengths_only=True),
     ),
     "labels that are length alone": (
@@ -178,6 +217,16 @@ PLANTED: Mapping[str, tuple[str, str, Callable[[random.Random], Metrics]]] = {
         "dpo_policy",
         "repetition_rate",
         lambda rng: answers(rng, loops=0.3),
+    ),
+    "a policy that says one thing only": (
+        "dpo_policy",
+        "entropy_ratio",
+        lambda rng: answers(rng, entropy=0.2),
+    ),
+    "fine-tuning that wiped out what was there": (
+        "sft_checkpoint",
+        "forgetting_per_token",
+        lambda rng: fine_tuned(rng, forgotten=4.0),
     ),
     "a policy that forgot": (
         "eval_report",
