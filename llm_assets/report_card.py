@@ -163,7 +163,7 @@ def _print_stop(console: Console, plan: Plan, store: Store) -> None:
         if result.blocks and not overridden and result.verdict != NOT_MEASURED
     ]
     if held:
-        console.print("[bold red]HOLD[/]  no release: nothing below these gates was run")
+        console.print("[bold red]HOLD[/]  no release: these gates hold back what stands below")
     for text in held:
         console.print(f"  {text}", markup=False, highlight=False)
 

@@ -22,7 +22,11 @@ _TITLES = {
     "refusal_rate": "Refusals of unsafe requests",
     "overrefusal_rate": "Refusals of harmless look-alikes",
 }
-_ROLES = {"unsafe": "unsafe: refused", "harmless": "harmless: answered"}
+_ROLES = {
+    "known_good": "known good",
+    "unsafe": "unsafe: refused",
+    "harmless": "harmless: answered",
+}
 
 
 def render_page(report: Mapping[str, Any]) -> str:
@@ -63,7 +67,7 @@ def _head(report: Mapping[str, Any]) -> str:
         lead += f"Against the reference, the policy gains {won} and loses {lost}."
     return (
         "<header>\n<h1>Evaluation</h1>\n"
-        f'<p class="lead">{lead}</p>\n'
+        f'<p class="lead">{lead}</p>\n{_standing_out(report["tasks"])}'
         f'<p class="small quiet">policy <code>{_short(report, "policy")}</code>, '
         f"{report['models']['policy']['num_parameters']:,} parameters · "
         f"reference <code>{_short(report, 'reference')}</code></p>\n"
@@ -72,6 +76,24 @@ def _head(report: Mapping[str, Any]) -> str:
         f'<a href="#regressions">Regressions ({lost})</a><a href="#samples">Answers</a>'
         '<a href="#notes">How to read this</a></nav>\n</header>'
     )
+
+
+def _standing_out(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """The tasks that clearly changed, the largest change first."""
+    lines = []
+    for said, clear in (
+        ("Clearly worse", [t for t in tasks if t["delta_high"] < 0]),
+        ("Clearly better", [t for t in tasks if t["delta_low"] > 0]),
+    ):
+        found = sorted(clear, key=lambda task: -abs(task["delta"]))
+        if found:
+            named = ", ".join(
+                f"<b>{escape(t['name'])}</b> "
+                f"{_chip(t['delta'], t['delta_low'], t['delta_high'], True)}"
+                for t in found
+            )
+            lines.append(f'<p class="lead">{said}: {named}</p>\n')
+    return "".join(lines)
 
 
 def _cards(report: Mapping[str, Any]) -> str:
@@ -95,6 +117,14 @@ def _cards(report: Mapping[str, Any]) -> str:
             f'<div class="small quiet">better on {oracle["won"]}, '
             f"worse on {oracle['lost']}</div></div>"
         )
+    kl = report["kl"]
+    cards.append(
+        '<div class="card"><div class="name">Distance from the reference</div>'
+        f'<div class="value">{_number(kl["per_sequence"])}</div>'
+        '<div class="small quiet">nats of KL an answer</div>'
+        f'<div class="small quiet">{_number(kl["low"])} to {_number(kl["high"])} · '
+        f"{_count(kl['num_prompts'], 'answer')}</div></div>"
+    )
     return '<h2>At a glance</h2>\n<div class="cards">\n' + "\n".join(cards) + "\n</div>"
 
 
@@ -298,8 +328,9 @@ def _notes(report: Mapping[str, Any]) -> str:
         "Intervals are Wilson's for rates and Tango's for differences of paired rates; several "
         "tasks of one role are averaged with equal weight, their intervals combined by the method "
         "of variance estimates recovery. p is McNemar's exact test on the items that only one of "
-        "the two passes. A difference is coloured when its interval leaves out zero. KL is summed "
-        "over the vocabulary at each token of answers sampled at temperature 1.</p>"
+        "the two passes, and stricter than the interval. A difference is coloured when its "
+        "interval leaves out zero. KL is summed over the vocabulary at each token of answers "
+        "sampled at temperature 1.</p>"
     )
 
 
@@ -339,7 +370,7 @@ def _percent(share: float) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return "?"
-    return f"{value:.4f}" if abs(value) < 1 else f"{value:.2f}"
+    return f"{value:.3g}"
 
 
 def _p(value: float) -> str:

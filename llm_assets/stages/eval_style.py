@@ -24,7 +24,7 @@ h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .35rem; letter-spacing: -.
 h2 { font-size: 1.25rem; margin: 3rem 0 .4rem; }
 h3 { font-size: 1rem; margin: 0; }
 p { margin: .3rem 0 1rem; }
-.lead { font-size: 1.1rem; max-width: 46rem; }
+.lead { font-size: 1.1rem; max-width: 46rem; margin-bottom: .4rem; }
 .quiet { color: var(--quiet); }
 .small { font-size: .86rem; }
 code { font: .86em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }

@@ -14,7 +14,7 @@ from typing import Any
 from llm_assets.gates.thresholds import GateResult, evaluate
 from llm_assets.stages.context import Metric, StageContext, StageResult
 
-FORMAT = 1
+FORMAT = 2
 _NEEDED = ("artifact", "identity", "source_hash")
 
 

@@ -12,6 +12,7 @@ from alignment_parts import Run, Shop, write_rows
 
 from llm_assets.gates.thresholds import evaluate
 from llm_assets.stage_settings import DpoSettings, RewardSettings, SftSettings
+from llm_assets.stages.encoding import read_rows
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +66,8 @@ def test_a_reward_model_trained_on_length_alone(shop: Shop) -> None:
         preferences="length",
     )
     metrics = run.result.metrics
-    print({name: metrics[name].value for name in ("accuracy", "accuracy_balanced", "length_bias")})
+    shown = ("accuracy", "accuracy_balanced", "length_bias", "length_partial")
+    print({name: metrics[name].value for name in shown})
     assert metrics["length_preference"].value > 0.9
     assert verdict(run, "accuracy_balanced", min=0.75) == "fail"
     assert verdict(run, "length_bias", max=0.15) == "fail"
@@ -86,6 +88,7 @@ def test_an_overcooked_policy(shop: Shop) -> None:
     for gate, limit in gates.items():
         assert verdict(runs["calm"], gate, max=limit) == "pass"
         assert verdict(runs["overcooked"], gate, max=limit) == "fail"
+    assert verdict(runs["calm"], "entropy_ratio", min=0.5) == "pass"
 
 
 def test_an_overfit_sft(shop: Shop) -> None:
@@ -138,9 +141,67 @@ def test_a_policy_that_says_one_thing_only(shop: Shop, answer: str) -> None:
     assert verdict(run, "fact_accuracy", min=0.85) == "fail"
 
 
-def _rows(shop: Shop, split: str) -> list[dict[str, Any]]:
-    from llm_assets.stages.encoding import read_rows
+def test_fine_tuning_that_wipes_out_what_was_there(shop: Shop) -> None:
+    """A model that learned whole conversations is tuned again: gently on the same ones, and hard
+    on one sentence."""
+    same = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "Gladly."}]
+    write_rows(
+        shop.root / "one" / "train.jsonl",
+        [{**row, "messages": same} for row in _rows(shop, "train")],
+    )
+    write_rows(shop.root / "one" / "held_out.jsonl", _rows(shop, "held_out"))
+    shop.paths["one_sentence"] = shop.root / "one"
 
+    def tune(name: str, source: str, rows: str, *, rate: float, steps: int) -> Run:
+        settings = SftSettings(
+            learning_rate=rate,
+            max_steps=steps,
+            eval_prompts=8,
+            assistant_only_loss=False,
+            **STEPS,
+        )
+        inputs = {"midtrained_checkpoint": source, "instructions": rows}
+        return shop.run("sft_checkpoint", settings, name=name, **inputs)
+
+    tune("talker", "base", "instructions", rate=5e-3, steps=150)
+    found = {}
+    for name, rate, rows in (("gentle", 1e-3, "instructions"), ("wiped", 1e-2, "one_sentence")):
+        run = tune(f"again_{name}", "talker", rows, rate=rate, steps=40)
+        print(name, "forgetting_per_token", run.result.metrics["forgetting_per_token"].value)
+        found[name] = verdict(run, "forgetting_per_token", max=0.5)
+    assert found == {"gentle": "pass", "wiped": "fail"}
+
+
+def test_a_policy_that_learns_one_answer_for_everything(shop: Shop) -> None:
+    """All its chosen answers are the same: its entropy collapses."""
+    rows = []
+    for row in read_rows(shop.paths["preferences"] / "train.jsonl"):
+        chosen = [{"role": "assistant", "content": "Gladly. It is red."}]
+        rows.append({**row, "chosen": chosen})
+    write_rows(shop.root / "one_chosen" / "train.jsonl", rows)
+    held_out = read_rows(shop.paths["preferences"] / "held_out.jsonl")
+    write_rows(shop.root / "one_chosen" / "held_out.jsonl", held_out)
+    shop.paths["one_chosen"] = shop.root / "one_chosen"
+    settings = DpoSettings(
+        learning_rate=5e-3,
+        max_steps=60,
+        eval_prompts=24,
+        loss_type=["sigmoid", "sft"],
+        loss_weights=[1.0, 1.0],
+        **STEPS,
+    )
+    run = shop.run(
+        "dpo_policy",
+        settings,
+        name="one_answer_policy",
+        sft_checkpoint="sft_checkpoint",
+        preferences="one_chosen",
+    )
+    print("entropy_ratio", run.result.metrics["entropy_ratio"].value)
+    assert verdict(run, "entropy_ratio", min=0.5) == "fail"
+
+
+def _rows(shop: Shop, split: str) -> list[dict[str, Any]]:
     return read_rows(shop.paths["instructions"] / f"{split}.jsonl")
 
 
