@@ -23,7 +23,7 @@ from dagster import (
 )
 
 from llm_assets.aftermath import clear_dead
-from llm_assets.checks import blocks, build_checks, own_gates
+from llm_assets.checks import blocks, build_checks, own_gates, show_overrides
 from llm_assets.compat import SlotFree, cancelled, forget_input_version
 from llm_assets.costs.learning import StageEstimate
 from llm_assets.damage import note_damage
@@ -370,6 +370,8 @@ def _report(
     listening_event({"stage": name, "outcome": "hit" if hit else "run"})
     size_bytes = store.tree(mine.artifact).size_bytes
     measure_missing(plan, [name], store, alone=True)
+    if name == "release":
+        show_overrides(context.instance, plan, store, lambda stage: asset_key(plan.recipe, stage))
     overrides = overrides_of(store, mine.artifact)
     own = own_gates(plan.recipe, name)
     results = [result for result in gate_results(plan, name, store) if result.name in own]

@@ -4,14 +4,16 @@ A gate on what the stage itself gives is checked in the asset's own step. One on
 of a training set with the evals waits for both, and blocks all that stands below the training set.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetCheckExecutionContext,
     AssetCheckResult,
     AssetChecksDefinition,
     AssetKey,
+    DagsterInstance,
     Failure,
     asset_check,
 )
@@ -21,7 +23,7 @@ from llm_assets.errors import LlmAssetsError
 from llm_assets.graph import Node, descendants
 from llm_assets.measured import measure_missing, waits_for
 from llm_assets.overriding import overrides_of
-from llm_assets.planning import make_plan
+from llm_assets.planning import Plan, make_plan
 from llm_assets.presenting import check_result, threshold_text
 from llm_assets.recipe import Recipe
 from llm_assets.resources.store import StoreResource
@@ -96,3 +98,26 @@ def _verdict(
         f"  rule: a check looks at what the recipe as it stands now gives\n"
         f"  next: materialize {recipe.pipeline}/{name}, then check again"
     )
+
+
+def show_overrides(
+    instance: DagsterInstance, plan: Plan, store: Store, key_of: Callable[[str], AssetKey]
+) -> None:
+    """Turn the checks of overridden gates into warnings: the release that counts them is decided
+    again, while the assets whose gates they are have no reason to run."""
+    for above in plan.upstream("release"):
+        overrides = {} if above.artifact is None else overrides_of(store, above.artifact)
+        for result in gate_results(plan, above.name, store) if overrides else ():
+            if not result.blocks or result.name not in overrides:
+                continue
+            check = check_result(key_of(above.name), result, overrides[result.name])
+            instance.report_runless_asset_event(
+                AssetCheckEvaluation(
+                    asset_key=key_of(above.name),
+                    check_name=result.name,
+                    passed=check.passed,
+                    severity=check.severity,
+                    description=check.description,
+                    metadata=check.metadata,
+                )
+            )

@@ -51,6 +51,7 @@ def override(gate: str, artifact: str, reviewer: str, reason: str, recipe_path: 
         f"{stage}.{result.name} overridden for {found} by {body['reviewer']}: {body['reason']}"
     )
     click.echo(f"  the gate said: {result.why}")
+    click.echo(f"  next: llm-assets run -r {recipe_path}: the release is decided again")
     return 0
 
 

@@ -53,15 +53,15 @@ def run(context: StageContext) -> StageResult:
     }
     text = json.dumps(manifest, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
     (context.out / "manifest.json").write_bytes(text.encode("utf-8"))
-    context.progress.say(f"{decision}: {'; '.join(reasons) or 'every gate passed'}")
+    overridden = sum(entry["override"] is not None for entry in verdicts)
+    passed = f"{overridden} gates overridden" if overridden else "every gate passed"
+    context.progress.say(f"{decision}: {'; '.join(reasons) or passed}")
     return StageResult(
         metrics={
             "ship": Metric(value=float(decision == "SHIP")),
             "num_failed_gates": Metric(value=float(len(failed))),
             "num_gates": Metric(value=float(len(verdicts))),
-            "num_overrides": Metric(
-                value=float(sum(entry["override"] is not None for entry in verdicts))
-            ),
+            "num_overrides": Metric(value=float(overridden)),
             "cost_usd": Metric(value=_cost(stages)),
         },
         metadata={"decision": decision},
