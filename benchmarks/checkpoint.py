@@ -1,13 +1,13 @@
 """What a save costs: ours, Trainer's own, torch.distributed.checkpoint's asynchronous one.
 
-    python benchmarks/checkpoint.py [--sizes 10m 135m] [--rounds 3] [--steps 10] [--json]
+    python benchmarks/checkpoint.py [--sizes 10m 135m] [--rounds 3] [--every N] [--json]
 
 Random weights, Llama architecture, float32, AdamW, transformers' Trainer, the same rows. A round
-runs each way once, beside an undisturbed run. Two saves a run. A save's cost is all that the steps
-took longer than those of the undisturbed run, until its last byte is written: what the steps lose
-beside a background save counts too. Ours hashes, flushes and publishes each save, and another
-process of the lowest priority proves it beside the steps; a proof that still runs at the end of the
-run is ended.
+runs each way once, beside an undisturbed run. Two saves a run, and as many steps after each as lie
+between them. A save's cost is all that the training took longer than the undisturbed one, from the
+first save until the last step ended and the last byte was written: what the steps lose beside a
+background save counts too. What a run does once, before its first save, does not: memory for ours. Ours hashes, flushes and publishes each save, and proves it beside the
+steps; a proof that still runs at the end of the run is given up.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ SIZES: dict[str, dict[str, int]] = {
     },
 }
 WAYS = ("none", "ours", "trainer", "async")
+# Steps between two saves: some ten seconds on two cores.
+EVERY = {"10m": 200, "135m": 20}
 _LENGTH = 32
-_FIRST = 4
 
 
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -116,20 +117,22 @@ class Quiet:
         self.said.append(text)
 
 
-def run_once(way: str, size: str, steps: int, every: int) -> float:
-    """Seconds from the first step that a save may disturb to the end of the last step, or of the
-    last save, whichever is later. Without saves: as many steps of the median length."""
+def run_once(way: str, size: str, every: int) -> float:
+    """Seconds from the first save to the end of the last step, or of the last save, whichever is
+    later. Without saves: as many steps of the median length."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES[size], tie_word_embeddings=True))
     # Not /tmp: often a file system in memory, where every way of writing looks fast.
     folder = Path(tempfile.mkdtemp(prefix="checkpoint-", dir="."))
     try:
-        return _train(way, model, folder, steps, every)
+        return _train(way, model, folder, every)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _train(way: str, model: Any, folder: Path, steps: int, every: int) -> float:
+def _train(way: str, model: Any, folder: Path, every: int) -> float:
+    # The last save is at the step before the window's last `every` steps; none is at the end.
+    steps = 3 * every - 1
     settings = TrainSettings(
         learning_rate=1e-4,
         max_steps=steps,
@@ -170,26 +173,27 @@ def _train(way: str, model: Any, folder: Path, steps: int, every: int) -> float:
         saves.wait()
     if way == "none":
         steps_s = [b - a for a, b in zip(clock.began[1:], clock.began[2:], strict=False)]
-        return statistics.median(steps_s) * (steps - _FIRST + 1)
-    return time.monotonic() - clock.began[_FIRST - 1]
+        return statistics.median(steps_s) * (steps - every + 1)
+    # Trainer saves at the end of the step before, the others at the beginning of the next.
+    return time.monotonic() - clock.began[every - 1]
 
 
-def measure(size: str, rounds: int, steps: int) -> dict[str, Any]:
+def measure(size: str, rounds: int, every: int) -> dict[str, Any]:
     """Median seconds a save for each way, and the ratios of the rounds."""
-    every = _FIRST + 1 if steps < 10 else steps // 2 - 1
-    num_saves = (steps - 1) // every
+    # Trainer also saves at its end.
+    num_saves = {"ours": 2, "trainer": 3, "async": 2}
     stalls: dict[str, list[float]] = {way: [] for way in WAYS[1:]}
     for number in range(rounds):
         # Another order each round: what warms up or throttles does not favour one of them.
         order = WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]
-        took = {way: run_once(way, size, steps, every) for way in order}
+        took = {way: run_once(way, size, every) for way in order}
         for way in stalls:
-            stalls[way].append((took[way] - took["none"]) / num_saves)
+            stalls[way].append((took[way] - took["none"]) / num_saves[way])
     ours = stalls["ours"]
     return {
         "size": size,
         "rounds": rounds,
-        "saves_a_run": num_saves,
+        "saves": num_saves,
         **{f"{way}_s": statistics.median(values) for way, values in stalls.items()},
         "ours_to_trainer": statistics.median(
             [a / b for a, b in zip(ours, stalls["trainer"], strict=True)]
@@ -206,11 +210,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--every", type=int, help="steps between two saves")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    rows = [measure(size, options.rounds, options.steps) for size in options.sizes]
+    rows = [measure(size, options.rounds, options.every or EVERY[size]) for size in options.sizes]
     if options.json:
         print(json.dumps(rows, indent=2))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -23,13 +24,14 @@ from llm_assets.interruption import Terminated
 from llm_assets.stages.context import StageContext
 from llm_assets.stages.resuming import Source
 from llm_assets.stages.save_buffers import TensorBuffer
+from llm_assets.stages.save_files import Request, Written
 from llm_assets.stages.save_order import (
     POSITION_SUMMARY,
     DataPosition,
     generators,
     put_generators,
 )
-from llm_assets.stages.save_writer import Pending, SaveWriter, Written
+from llm_assets.stages.save_writer import SMALL_BYTES, Pending, SaveWriter
 from llm_assets.stages.saves import (
     architecture_of,
     loop_document,
@@ -69,10 +71,8 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
         self._rates: list[float] = []
         self._last_save = time.monotonic()
         self._measured: tuple[float, float] | None = None
-        self._model, self._moments = TensorBuffer(), TensorBuffer()
-        self._writer = SaveWriter(
-            context.checkpoints, retain=lambda folder: remove_old(folder, self.settings)
-        )
+        self._model, self._moments, self._generators = (TensorBuffer() for _ in range(3))
+        self._writer = SaveWriter(retain=lambda: remove_old(context.checkpoints, self.settings))
         self._step_s: deque[float] = deque(maxlen=_STEPS_TIMED)
         self._step_began = 0.0
         self._beside_s = 0.0
@@ -254,7 +254,10 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
 
     def _prepare(self, optimizer: Any) -> None:
         """Touch the memory before it is needed: the first save is as short as the others."""
-        if not self._writer.busy:
+        if self._writer.busy:
+            return
+        # What there is no room for is told by the save itself.
+        with contextlib.suppress(MemoryError, OSError):
             self._model.prepare(trained_tensors(self._plain_model()))
             self._moments.prepare(moment_tensors(optimizer))
 
@@ -270,7 +273,7 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
                 pending = self._capture(
                     kind, args, state, position, optimizer, scheduler, states, began
                 )
-            except (MemoryError, RuntimeError, ValueError) as error:
+            except (MemoryError, OSError, RuntimeError, ValueError) as error:
                 self._failed(f"{type(error).__name__}: {error}", int(state.global_step))
             else:
                 self._writer.submit(pending)
@@ -296,10 +299,14 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
         documents: dict[str, Any] = {}
         self._model.take(trained_tensors(model))
         if kind == "full":
-            rng = TensorBuffer()
-            rng.take({f"{i}.{n}": t for i, each in enumerate(states) for n, t in each.items()})
+            self._generators.take(
+                {f"{i}.{n}": t for i, each in enumerate(states) for n, t in each.items()}
+            )
             self._moments.take(moment_tensors(optimizer))
-            tensors |= {"optimizer.safetensors": self._moments, "rng.safetensors": rng}
+            tensors |= {
+                "optimizer.safetensors": self._moments,
+                "rng.safetensors": self._generators,
+            }
             schedule = schedule_arguments(args, int(state.max_steps))
             documents = {
                 "loop.json": loop_document(model, optimizer, scheduler, schedule),
@@ -308,10 +315,11 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
             }
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        return Pending(
+        size = sum(len(buffer.content) for buffer in tensors.values())
+        request = Request(
+            folder=str(self.context.checkpoints),
             kind=kind,
             step=int(state.global_step),
-            tensors=tensors,
             documents=documents,
             manifest={
                 "identity": self.context.identity,
@@ -336,7 +344,9 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
                 },
             },
             stall_s=time.monotonic() - began,
+            waits=size <= SMALL_BYTES,
         )
+        return Pending(request=request, tensors=tensors)
 
     def _plain_model(self) -> Any:
         # Without the wrapper of mixed precision the live model would lose TRL's forward too.

@@ -20,7 +20,7 @@ from llm_assets.checkpoints.choosing import PUBLISHED, SET_ASIDE, read_choice, s
 from llm_assets.errors import SaveError, message
 from llm_assets.stage_settings import CheckpointSettings
 from llm_assets.stages.save_checks import damaged_files, validate
-from llm_assets.stages.save_writer import WRITING
+from llm_assets.stages.save_files import WRITING
 
 EXPECT: Mapping[str, str] = {
     "optimizer.safetensors": "the moments start from zero and the learning rate is warmed up: the "

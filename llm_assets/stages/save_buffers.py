@@ -2,16 +2,20 @@
 
 Copying into memory that was touched before costs a fourth of copying into fresh memory; and what is
 written later is the state of the step at which it was copied, whatever the training does meanwhile.
+The memory is a file without a name, which the process that writes the save maps too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from llm_assets.stages.save_tensors import WIDTHS, all_finite, chunks
+from llm_assets.stages.save_memory import SharedMemory
+from llm_assets.stages.save_tensors import WIDTHS
 
 _NAMES = {
     torch.float64: "F64",
@@ -44,9 +48,8 @@ class TensorBuffer:
 
     def __init__(self) -> None:
         self._layout: Layout = ()
-        self._storage = torch.empty(0, dtype=torch.uint8)
+        self._memory = SharedMemory(0)
         self._views: dict[str, torch.Tensor] = {}
-        self._header = 0
 
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Allocate and touch the memory for tensors of these names, shapes and types."""
@@ -67,20 +70,19 @@ class TensorBuffer:
         header = json.dumps(document, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)
         prefix = len(header).to_bytes(8, "little") + header
-        self._views = {}
-        self._layout = ()
-        self._storage = torch.empty(0, dtype=torch.uint8)
-        storage = torch.empty(
-            len(prefix) + at, dtype=torch.uint8, pin_memory=torch.cuda.is_available()
-        )
-        storage.zero_()
-        storage[: len(prefix)] = torch.frombuffer(bytearray(prefix), dtype=torch.uint8)
+        # The memory of before is given back first.
+        self._views, self._layout, self._memory = {}, (), SharedMemory(0)
+        memory = SharedMemory(len(prefix) + at)
+        memory.content[: len(prefix)] = prefix
+        storage = torch.frombuffer(memory.content, dtype=torch.uint8)
+        if torch.cuda.is_available():
+            _pin(memory, storage)
         data = storage[len(prefix) :]
         for name in order:
             start, end = document[name]["data_offsets"]
             view = data[start:end].view(tensors[name].dtype)
             self._views[name] = view.view(tensors[name].shape)
-        self._storage, self._header, self._layout = storage, len(prefix), layout
+        self._memory, self._layout = memory, layout
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -92,22 +94,17 @@ class TensorBuffer:
     @property
     def content(self) -> memoryview:
         """The whole file."""
-        return memoryview(self._storage.numpy())  # type: ignore[arg-type]
+        return self._memory.content
 
-    def not_finite(self) -> str:
-        """The first tensor that holds NaN or infinity; "" without one."""
-        content = self.content[self._header :]
-        base = self._storage.data_ptr() + self._header
-        for name, dtype, _ in self._layout:
-            view = self._views[name]
-            start = view.data_ptr() - base
-            for at, end in chunks(start, start + view.numel() * view.element_size()):
-                if not all_finite(content[at:end], _NAMES[dtype]):
-                    return name
-        return ""
+    @property
+    def descriptor(self) -> int:
+        """Of the file without a name, for another process."""
+        return self._memory.descriptor
 
-    def pieces(self, size: int) -> Iterator[memoryview]:
-        """The content in pieces of at most `size` bytes."""
-        content = self.content
-        for at in range(0, len(content), size):
-            yield content[at : at + size]
+
+def _pin(memory: SharedMemory, storage: torch.Tensor) -> None:
+    """As far as the driver lets us: copies from a GPU are then asynchronous."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    start = storage.data_ptr()
+    if int(runtime.cudaHostRegister(start, storage.numel(), 0)) == 0:
+        weakref.finalize(memory, runtime.cudaHostUnregister, start)

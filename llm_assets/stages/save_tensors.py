@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +49,19 @@ def read_header(path: Path) -> tuple[dict[str, Entry], int]:
     """Tensors by name, and where the data begins. ValueError for a file that is not whole."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > size - 8:
-            raise ValueError(f"a header of {length} bytes in a file of {size}")
-        document = json.loads(file.read(length))
-    data_start = 8 + length
+        length = _header_length(file.read(8), size)
+        return _entries(file.read(length), size)
+
+
+def _header_length(first: bytes | memoryview, size: int) -> int:
+    length = int.from_bytes(first, "little")
+    if length > size - 8:
+        raise ValueError(f"a header of {length} bytes in a file of {size}")
+    return length
+
+
+def _entries(header: bytes, size: int) -> tuple[dict[str, Entry], int]:
+    document, data_start = json.loads(header), 8 + len(header)
     entries, at = {}, 0
     document.pop("__metadata__", None)
     for name, value in sorted(document.items(), key=lambda item: item[1]["data_offsets"]):
@@ -81,7 +89,7 @@ def layout_hash(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def all_finite(data: memoryview | np.ndarray, dtype: str) -> bool:
+def all_finite(data: memoryview, dtype: str) -> bool:
     """Whether bytes of this type hold neither NaN nor infinity. Integers always do."""
     if dtype == "BF16":
         return not bool(((np.frombuffer(data, dtype=np.uint16) & 0x7F80) == 0x7F80).any())
@@ -89,21 +97,25 @@ def all_finite(data: memoryview | np.ndarray, dtype: str) -> bool:
     return kind is None or bool(np.isfinite(np.frombuffer(data, dtype=kind)).all())
 
 
-def chunks(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Pieces of a range that are whole elements of any type."""
-    for at in range(start, end, _CHUNK):
-        yield at, min(end, at + _CHUNK)
-
-
 def not_finite(path: Path) -> str:
     """The first tensor of a file that holds NaN or infinity; "" without one."""
-    entries, data_start = read_header(path)
+    entries, _ = read_header(path)
     if not any(entry.end for entry in entries.values()):
         return ""
-    data = np.memmap(path, dtype=np.uint8, mode="r", offset=data_start)
+    content = np.memmap(path, dtype=np.uint8, mode="r")
+    return not_finite_in(memoryview(content))  # type: ignore[arg-type]
+
+
+def not_finite_in(content: memoryview) -> str:
+    """The same of a file's content in memory."""
+    size = len(content)
+    data_start = 8 + _header_length(content[:8], size)
+    entries, _ = _entries(bytes(content[8:data_start]), size)
+    data = content[data_start:]
     for name, entry in entries.items():
-        for at, end in chunks(entry.start, entry.end):
-            if not all_finite(np.ascontiguousarray(data[at:end]), entry.dtype):
+        # Pieces of whole elements of any type.
+        for at in range(entry.start, entry.end, _CHUNK):
+            if not all_finite(data[at : min(entry.end, at + _CHUNK)], entry.dtype):
                 return name
     return ""
 

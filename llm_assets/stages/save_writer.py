@@ -1,260 +1,198 @@
 """Writes saves beside the training: hash, flush, rename, prove, remove what is not kept.
 
-The training hands over a `Pending` whose buffers hold the state of one step, and goes on. One
-thread of the lowest priority writes it; never two at once, and the buffers are free again when
-`wait` returns. A small save is waited for, with its proof: both are short, and a process that is
-killed has lost no more than one interval.
+The training hands over a `Pending` whose buffers hold the state of one step, and goes on. A process
+of the lowest priority writes it and proves it (save_process.py); never two write at once, and the
+buffers are free again when `wait` returns. A small save is written and proved by the training
+itself: both are short, and a process that is killed has lost no more than one interval.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hashlib
+import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from llm_assets.checkpoints import Manifest, SaveInfo
-from llm_assets.checkpoints.choosing import PUBLISHED
+from llm_assets.checkpoints import SaveInfo
 from llm_assets.checkpoints.listing import read_save
-from llm_assets.checkpoints.manifest import (
-    MANIFEST,
-    Kind,
-    flush_folder,
-    save_name,
-    write_json,
-)
 from llm_assets.stages.save_buffers import TensorBuffer
 from llm_assets.stages.save_checks import validate
+from llm_assets.stages.save_files import Request, Written, write_save
+from llm_assets.stages.save_process import hurry
 
-WRITING = ".writing-"
-_PIECE = 4 * 1024 * 1024
 SMALL_BYTES = 16 * 1024 * 1024
-"""Smaller saves are waited for, and proved by the writing thread: a process of its own would cost
-more than the proof."""
-_LOWEST = 19
+"""Smaller saves are waited for: a process of its own would cost more than the save."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """A save whose content stands in memory. `documents` are written as JSON."""
+    """A save whose tensors stand in memory, by file name."""
 
-    kind: Kind
-    step: int
+    request: Request
     tensors: Mapping[str, TensorBuffer]
-    documents: Mapping[str, Any]
-    manifest: Mapping[str, Any]
-    stall_s: float
-
-    @property
-    def small(self) -> bool:
-        """Waited for."""
-        return sum(len(buffer.content) for buffer in self.tensors.values()) <= SMALL_BYTES
-
-    def stall_with(self, write_s: float) -> float:
-        """How long the training stands still when writing takes `write_s`."""
-        return self.stall_s + (write_s if self.small else 0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """How a save ended: published (`error` empty), or why it is not there. `not_finite`: the name
-    of a weight that is not."""
-
-    kind: Kind
-    step: int
-    stall_s: float
-    write_s: float
-    size_bytes: int
-    error: str = ""
-    not_finite: str = ""
 
 
 @dataclass
 class SaveWriter:
-    """`retain` is called with the folder after each save, and removes what is not kept."""
+    """`retain` is called after each save and each proof, and removes what is not kept."""
 
-    folder: Path
-    retain: Callable[[Path], None]
+    retain: Callable[[], None]
     ended: deque[Written] = field(default_factory=deque)
     judged: deque[SaveInfo] = field(default_factory=deque)
-    _thread: threading.Thread | None = None
-    _pending: Pending | None = None
-    _free: threading.Event = field(default_factory=threading.Event)
-    _wake: threading.Condition = field(default_factory=threading.Condition)
-    _closing: bool = False
-    _prover: subprocess.Popen[bytes] | None = None
-
-    def __post_init__(self) -> None:
-        self._free.set()
+    _writing: _Apart | None = None
+    _apart: list[_Apart] = field(default_factory=list)
+    _retaining: threading.Lock = field(default_factory=threading.Lock)
+    _proving: threading.Lock = field(default_factory=threading.Lock)
+    _closing: threading.Event = field(default_factory=threading.Event)
 
     @property
     def busy(self) -> bool:
         """A save is being written."""
-        return not self._free.is_set()
+        return self._writing is not None and not self._writing.written.is_set()
 
     def wait(self) -> None:
-        """Until no save is being written."""
-        self._free.wait()
+        """Until no save is being written; the one that is goes faster now."""
+        if self._writing is not None:
+            self._writing.wait()
 
     def submit(self, pending: Pending) -> None:
         """Write a save in the background; waits for the one before, and for a small one."""
         self.wait()
-        self._free.clear()
-        with self._wake:
-            self._pending = pending
-            self._wake.notify()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="save-writer", daemon=True)
-            self._thread.start()
-        if pending.small:
-            self.wait()
+        request = pending.request
+        if request.waits:
+            contents = {name: buffer.content for name, buffer in pending.tensors.items()}
+            self.ended.append(written := write_save(request, contents, lambda: True))
+            if not written.error:
+                validate(request.save)
+                self.add_judged(request.save)
+            self.remove_old()
+            return
+        self._apart = [each for each in self._apart if each.thread.is_alive()]
+        self._writing = _Apart(self, pending, self._proving, self._closing)
+        self._apart.append(self._writing)
+        self._writing.thread.start()
 
     def close(self) -> None:
-        """Finish the save that is being written; a proof that still runs is left to itself."""
+        """Finish the save that is being written; proofs that are not at their end are given up: who
+        goes on from a save without one proves it first."""
         self.wait()
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        prover = self._prover
-        if prover is not None:
-            with contextlib.suppress(ProcessLookupError):
-                prover.terminate()
-        if self._thread is not None:
-            self._thread.join()
+        self._closing.set()
+        for each in self._apart:
+            each.give_up()
+            each.thread.join()
 
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
-        while True:
-            with self._wake:
-                while self._pending is None and not self._closing:
-                    self._wake.wait()
-                if self._pending is None:
-                    return
-                pending, self._pending = self._pending, None
-            try:
-                self.ended.append(written := self._write(pending))
-                if not pending.small:
-                    self._free.set()
-                if not written.error and not self._closing:
-                    self._prove(self.folder / save_name(pending.kind, pending.step))
-                with contextlib.suppress(OSError):
-                    self.retain(self.folder)
-            finally:
-                self._free.set()
-
-    def _write(self, pending: Pending) -> Written:
-        started = time.monotonic()
-        aside = self.folder / f"{WRITING}{os.getpid()}-{save_name(pending.kind, pending.step)}"
-        size, error, bad = 0, "", ""
-        try:
-            bad = pending.tensors["model.safetensors"].not_finite()
-            if bad:
-                error = f"{bad} holds NaN or infinity"
-            else:
-                size = self._publish(pending, aside, started)
-        except (OSError, ValueError, TypeError) as problem:
-            error = f"{type(problem).__name__}: {problem}"
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-        write_s = time.monotonic() - started
-        return Written(
-            kind=pending.kind,
-            step=pending.step,
-            stall_s=pending.stall_with(write_s),
-            write_s=write_s,
-            size_bytes=size,
-            error=error,
-            not_finite=bad,
-        )
-
-    def _publish(self, pending: Pending, aside: Path, started: float) -> int:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        files = {
-            name: _write_pieces(aside / name, buffer) for name, buffer in pending.tensors.items()
-        }
-        for name, document in pending.documents.items():
-            files[name] = _write_bytes(aside / name, json.dumps(document, indent=1).encode())
-        write_s = time.monotonic() - started
-        manifest = Manifest(
-            kind=pending.kind,
-            step=pending.step,
-            created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            write_s=write_s,
-            stall_s=pending.stall_with(write_s),
-            files=files,
-            **pending.manifest,
-        )
-        document = json.dumps(manifest.sealed(), indent=1, sort_keys=True)
-        _write_bytes(aside / MANIFEST, document.encode())
-        flush_folder(aside)
-        target = self.folder / save_name(pending.kind, pending.step)
-        # Only a save that was not gone on from can be there.
-        shutil.rmtree(target, ignore_errors=True)
-        aside.rename(target)
-        flush_folder(self.folder)
-        write_json(self.folder / PUBLISHED, {"kind": pending.kind, "step": pending.step})
-        return manifest.size_bytes
-
-    def _prove(self, save: Path) -> None:
-        found = read_save(save)
-        if found is None:
-            return
-        if found.manifest is not None and found.manifest.size_bytes > SMALL_BYTES:
-            self._prove_apart(save)
-        else:
-            validate(save)
+    def add_judged(self, save: Path) -> None:
+        """A save was proved."""
         judged = read_save(save)
         if judged is not None:
             self.judged.append(judged)
 
-    def _prove_apart(self, save: Path) -> None:
-        module = [sys.executable, "-m", "llm_assets.stages.save_checks", "--background", str(save)]
+    def remove_old(self) -> None:
+        """What is not kept goes."""
+        with self._retaining, contextlib.suppress(OSError):
+            self.retain()
+
+
+class _Apart:
+    """One save that a process of its own writes and proves; a thread listens to it."""
+
+    def __init__(
+        self,
+        writer: SaveWriter,
+        pending: Pending,
+        proving: threading.Lock,
+        closing: threading.Event,
+    ) -> None:
+        self.written = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="save-writer", daemon=True)
+        self._writer, self._pending = writer, pending
+        self._proving, self._closing = proving, closing
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def wait(self) -> None:
+        """Until it is written, at the ordinary priority from now on."""
+        while not self.written.wait(0.1):
+            if self._process is not None:
+                hurry(self._process.pid)
+
+    def give_up(self) -> None:
+        """End the proof, unless it is at its end."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _run(self) -> None:
+        request = self._pending.request
+        try:
+            written = self._write()
+        except (OSError, ValueError, TypeError) as problem:
+            error = f"{type(problem).__name__}: {problem}"
+            written = dataclasses.replace(_nothing(request), error=error)
+        self._writer.ended.append(written)
+        self._writer.remove_old()
+        self.written.set()
+        if written.error:
+            self._end()
+            return
+        # One proof at a time: more would only take the disk from each other.
+        with self._proving:
+            # By now it may be too old to be kept.
+            if not self._closing.is_set() and read_save(request.save) is not None:
+                self._say(b"prove\n")
+            self._end()
+        if not self._closing.is_set():
+            self._writer.add_judged(request.save)
+            self._writer.remove_old()
+
+    def _write(self) -> Written:
+        tensors = self._pending.tensors
+        memory = {name: (each.descriptor, len(each.content)) for name, each in tensors.items()}
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-        with contextlib.suppress(OSError):
-            self._prover = subprocess.Popen(
-                module,
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
-            if self._closing:
-                self._prover.terminate()
-            self._prover.wait()
-        self._prover = None
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", "llm_assets.stages.save_process"],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[descriptor for descriptor, _ in memory.values()],
+            # Ctrl-C is for the training.
+            process_group=0,
+        )
+        job = {
+            "request": dataclasses.asdict(self._pending.request),
+            "memory": memory,
+            "trainer": os.getpid(),
+        }
+        self._say(json.dumps(job).encode() + b"\n")
+        answer = process.stdout.readline() if process.stdout is not None else b""
+        if not answer:
+            raise OSError(f"the process that writes it ended with {process.wait()}")
+        return Written(**json.loads(answer))
+
+    def _say(self, line: bytes) -> None:
+        """BrokenPipeError is no news: its end is seen by what it does not answer."""
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(line)
+                process.stdin.flush()
+
+    def _end(self) -> None:
+        """Wait for its end; without a line to its input it has nothing more to do."""
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            process.communicate()
 
 
-def _write_pieces(path: Path, buffer: TensorBuffer) -> dict[str, Any]:
-    """Write and hash a buffer in one pass, and flush it to the device."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb", buffering=0) as file:
-        for piece in buffer.pieces(_PIECE):
-            digest.update(piece)
-            at = 0
-            while at < len(piece):
-                at += file.write(piece[at:]) or 0
-            size += len(piece)
-        os.fsync(file.fileno())
-    return {"size_bytes": size, "sha256": digest.hexdigest()}
-
-
-def _write_bytes(path: Path, content: bytes) -> dict[str, Any]:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+def _nothing(request: Request) -> Written:
+    return Written(
+        kind=request.kind, step=request.step, stall_s=request.stall_s, write_s=0.0, size_bytes=0
+    )

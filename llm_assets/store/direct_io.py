@@ -16,12 +16,14 @@ import threading
 from pathlib import Path
 
 CHUNK_BYTES = 4 * 2**20
-"""Bytes of one write. A worker thread holds one such buffer."""
+"""Bytes of one write. A worker thread of the store holds one such buffer."""
 
 DIRECT_FROM = 16 * 2**20
 """Smaller files stay in the page cache: they are read again soon, and cost little."""
 
-_BLOCK = 4096
+BLOCK = 4096
+"""Memory, offset and length of a direct write are multiples of this."""
+
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _local = threading.local()
 
@@ -62,8 +64,9 @@ class Writer:
                 self._direct = os.open(path, os.O_WRONLY | _O_DIRECT)
 
     def write(self, data: memoryview, position: int) -> None:
-        """Write all of `data`. `data` must be of `buffer()` for a direct write to be tried."""
-        whole = len(data) // _BLOCK * _BLOCK if self._direct >= 0 and position % _BLOCK == 0 else 0
+        """Write all of `data`. Past the page cache goes only memory that begins at a block, as that
+        of `buffer()` does."""
+        whole = len(data) // BLOCK * BLOCK if self._direct >= 0 and position % BLOCK == 0 else 0
         done = 0
         while done < whole:
             try:
