@@ -6,8 +6,9 @@ Random weights, Llama architecture, float32, AdamW, transformers' Trainer, the s
 runs each way once, beside an undisturbed run. Two saves a run, and as many steps after each as lie
 between them. A save's cost is all that the training took longer than the undisturbed one, from the
 first save until the last step ended and the last byte was written: what the steps lose beside a
-background save counts too. What a run does once, before its first save, does not: memory for ours. Ours hashes, flushes and publishes each save, and proves it beside the
-steps; a proof that still runs at the end of the run is given up.
+background save counts too. What a run does once, before its first save, does not: memory for ours.
+Ours hashes, flushes and publishes each save, and proves it beside the steps; a proof that still
+runs at the end of the run is given up.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from llm_assets.store.direct_io import pieces
+
 FORMAT = 2
 MANIFEST = "manifest.json"
 FULL_PREFIX = "save-"
@@ -38,7 +40,6 @@ FULL_FILES = (
     "trainer_state.json",
 )
 LIGHT_FILES = ("model.safetensors",)
-_CHUNK = 4 * 1024 * 1024
 
 Kind = Literal["full", "light"]
 
@@ -148,8 +149,10 @@ def _file_problem(path: Path, entry: Mapping[str, Any]) -> str:
 
 def file_hash(path: Path) -> str:
     """SHA-256, hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for piece in pieces(path):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def body_hash(document: Mapping[str, Any]) -> str:

@@ -130,11 +130,9 @@ def _optimizer(save: Path, manifest: Manifest) -> str:
     bad = not_finite(save / "optimizer.safetensors")
     if bad:
         return f"{bad} holds NaN or infinity"
-    steps = {
-        float(read_values(save / "optimizer.safetensors", f"{index}.step").reshape(-1)[0])
-        for index, entry in of.items()
-        if "step" in entry
-    }
+    counters = [f"{index}.step" for index, entry in of.items() if "step" in entry]
+    values = read_values(save / "optimizer.safetensors", counters).values()
+    steps = {float(value.reshape(-1)[0]) for value in values}
     if len(steps) > 1 or any(step > manifest.step for step in steps):
         return f"moments of steps {sorted(steps)} in a save of step {manifest.step}"
     return ""

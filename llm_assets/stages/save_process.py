@@ -55,6 +55,8 @@ def main() -> int:
     contents.clear()
     print(json.dumps(dataclasses.asdict(written)), flush=True)
     if not written.error and sys.stdin.readline():
+        # Somebody may have waited for the writing.
+        lowest_priority()
         validate(request.save)
     return 0
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-_CHUNK = 4 * 1024 * 1024
+from llm_assets.store.direct_io import CHUNK_BYTES, pieces
+
 WIDTHS: Mapping[str, int] = {
     "F64": 8,
     "F32": 4,
@@ -99,11 +100,8 @@ def all_finite(data: memoryview, dtype: str) -> bool:
 
 def not_finite(path: Path) -> str:
     """The first tensor of a file that holds NaN or infinity; "" without one."""
-    entries, _ = read_header(path)
-    if not any(entry.end for entry in entries.values()):
-        return ""
-    content = np.memmap(path, dtype=np.uint8, mode="r")
-    return not_finite_in(memoryview(content))  # type: ignore[arg-type]
+    entries, data_start = read_header(path)
+    return _not_finite(entries, data_start, pieces(path))
 
 
 def not_finite_in(content: memoryview) -> str:
@@ -111,21 +109,39 @@ def not_finite_in(content: memoryview) -> str:
     size = len(content)
     data_start = 8 + _header_length(content[:8], size)
     entries, _ = _entries(bytes(content[8:data_start]), size)
-    data = content[data_start:]
-    for name, entry in entries.items():
-        # Pieces of whole elements of any type.
-        for at in range(entry.start, entry.end, _CHUNK):
-            if not all_finite(data[at : min(entry.end, at + _CHUNK)], entry.dtype):
+    every = (content[at : at + CHUNK_BYTES] for at in range(0, size, CHUNK_BYTES))
+    return _not_finite(entries, data_start, every)
+
+
+def _not_finite(entries: Mapping[str, Entry], start: int, content: Iterable[memoryview]) -> str:
+    """`content`: pieces of the file, whose data begins at `start`; `entries` in its order. Every
+    tensor lies at a multiple of its width, as writers of the format see to: no value lies across
+    the end of a piece."""
+    left = iter([(name, entry) for name, entry in entries.items() if entry.end > entry.start])
+    name, entry = next(left, ("", None))
+    begin = -start
+    for piece in content:
+        end = begin + len(piece)
+        while entry is not None and entry.start < end:
+            own = piece[max(entry.start, begin) - begin : min(entry.end, end) - begin]
+            if not all_finite(own, entry.dtype):
                 return name
+            if entry.end > end:
+                break
+            name, entry = next(left, ("", None))
+        begin = end
     return ""
 
 
-def read_values(path: Path, name: str) -> np.ndarray:
-    """A small tensor of float32, or an integer type, as an array."""
+def read_values(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Small tensors of float32, or an integer type, as arrays."""
     entries, data_start = read_header(path)
-    entry = entries[name]
     kinds = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "u1", "U32": "<u4", "I32": "<i4"}
+    found = {}
     with path.open("rb") as file:
-        file.seek(data_start + entry.start)
-        raw = file.read(entry.end - entry.start)
-    return np.frombuffer(raw, dtype=kinds[entry.dtype]).reshape(entry.shape)
+        for name in names:
+            entry = entries[name]
+            file.seek(data_start + entry.start)
+            raw = file.read(entry.end - entry.start)
+            found[name] = np.frombuffer(raw, dtype=kinds[entry.dtype]).reshape(entry.shape)
+    return found

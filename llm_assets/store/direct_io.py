@@ -1,9 +1,10 @@
-"""Writing large files past the page cache.
+"""Writing and reading large files past the page cache.
 
 Copying gigabytes through the page cache costs a second copy of every byte, and the process waits
 when too much of the cache is unwritten. Direct writes go from the buffer to the disk while other
-threads hash. Where a file system has no direct writes, and for what does not fill whole blocks,
-they fall back to ordinary ones.
+threads hash. What is read once, to be proved, need not drive out what is read often. Where a file
+system has no direct access, and for what does not fill whole blocks, they fall back to the ordinary
+one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import errno
 import mmap
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 CHUNK_BYTES = 4 * 2**20
@@ -34,6 +36,38 @@ def buffer() -> memoryview:
         _local.buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))
     found: memoryview = _local.buffer
     return found
+
+
+def pieces(path: Path) -> Iterator[memoryview]:
+    """The content in pieces of CHUNK_BYTES, the last one shorter. Each is valid until the next."""
+    chunk = memoryview(mmap.mmap(-1, CHUNK_BYTES))
+    with contextlib.ExitStack() as stack:
+
+        def opened(flags: int) -> int:
+            handle = os.open(path, os.O_RDONLY | flags)
+            stack.callback(os.close, handle)
+            return handle
+
+        handle = opened(0)
+        size, position = os.fstat(handle).st_size, 0
+        direct = -1
+        if _O_DIRECT and size >= DIRECT_FROM:
+            with contextlib.suppress(OSError):
+                direct = opened(_O_DIRECT)
+        while True:
+            try:
+                count = os.preadv(handle if direct < 0 else direct, [chunk], position)
+            except OSError as error:
+                if direct < 0 or error.errno != errno.EINVAL:
+                    raise
+                direct = -1
+                continue
+            if count == 0:
+                return
+            yield chunk[:count]
+            position += count
+            if position % BLOCK:
+                direct = -1  # The end, or what is left of a short read.
 
 
 class Writer:
