@@ -50,8 +50,8 @@ SIZES: dict[str, dict[str, int]] = {
     },
 }
 WAYS = ("none", "ours", "trainer", "async")
-# Steps between two saves: some ten seconds on two cores.
-EVERY = {"10m": 200, "135m": 20}
+# Steps between two saves: some fifteen seconds on two cores.
+EVERY = {"10m": 400, "135m": 30}
 _LENGTH = 32
 
 
