@@ -145,12 +145,13 @@ def _build_asset(recipe: Recipe, name: str, node: Node) -> AssetsDefinition:
     deps = [asset_key(recipe, giver) for giver in dict.fromkeys(node.sources.values())]
     if _has_source(node):
         deps.append(source_key(recipe, name))
+    blocking = blocks(wire(recipe), name)
     checks = [
         AssetCheckSpec(
             name=metric,
             asset=key,
-            blocking=blocks(wire(recipe), name),
-            description=threshold_text(metric, gate),
+            blocking=blocking,
+            description=threshold_text(metric, gate, blocks=blocking),
         )
         for metric, gate in own_gates(recipe, name).items()
     ]

@@ -110,11 +110,16 @@ def _cell(value: Any) -> Any:
     return text if len(text) <= _MAX_CELL else text[:_MAX_CELL] + "…"
 
 
-def threshold_text(metric: str, gate: Mapping[str, Any]) -> str:
-    """What a gate asks, for people."""
+def threshold_text(metric: str, gate: Mapping[str, Any], *, blocks: bool = True) -> str:
+    """What a gate asks, for people. `blocks`: see checks.py."""
+    held = "" if blocks else "; when it fails, the release is a HOLD"
+    return f"{metric}: {_limits(metric, gate)}{held}"
+
+
+def _limits(metric: str, gate: Mapping[str, Any]) -> str:
     limits = [f"{bound} {gate[bound]:g}" for bound in ("min", "max") if gate.get(bound) is not None]
     confident = ", with 95 % confidence" if is_confident(metric, gate) else ""
-    return f"{metric}: {' and '.join(limits)}{confident}"
+    return f"{' and '.join(limits)}{confident}"
 
 
 def check_result(
@@ -125,19 +130,24 @@ def check_result(
     metadata: dict[str, Any] = {
         "verdict": result.verdict,
         "why": result.why,
-        "threshold": MetadataValue.json(dict(result.threshold)),
+        "threshold": _limits(result.name, result.threshold),
     }
+    # The UI plots every number over the runs, and sorts by name.
     if result.value is not None:
         metadata["value"] = MetadataValue.float(result.value)
     if result.n is not None:
-        metadata["items"] = MetadataValue.int(result.n)
+        metadata["items"] = f"{result.n:,}"
     if result.interval is not None:
-        metadata["interval_low"] = MetadataValue.float(result.interval.low)
-        metadata["interval_high"] = MetadataValue.float(result.interval.high)
+        low, high = result.interval.low, result.interval.high
+        metadata["interval_95"] = f"{low:.4g} to {high:.4g}"
+        metadata["value_high"] = MetadataValue.float(high)
+        metadata["value_low"] = MetadataValue.float(low)
     if result.table:
         metadata["rows"] = _table(result.table)
     if override is not None:
-        metadata["override"] = MetadataValue.json(dict(override))
+        metadata["override"] = (
+            f"by {override['reviewer']}, {override.get('at', '')}: {override['reason']}"
+        )
     mild = override is not None or result.verdict == NO_REFERENCE
     return AssetCheckResult(
         passed=result.passed,
