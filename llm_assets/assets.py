@@ -377,16 +377,16 @@ def _report(
     own = own_gates(plan.recipe, name)
     results = [result for result in gate_results(plan, name, store) if result.name in own]
     outcome = "pinned" if mine.status == "pinned" else "hit" if hit else "run"
-    metadata: dict[str, Any] = {
-        "outcome": outcome,
+    metadata: dict[str, Any] = {"outcome": outcome}
+    if mine.type == "eval_report":
+        metadata.update(page_metadata(store.fetch(mine.artifact) / "report.html"))
+    metadata |= {
         "artifact": MetadataValue.text(mine.artifact),
         "size_bytes": MetadataValue.int(size_bytes),
         "gates_s": MetadataValue.float(gates_s(plan, name, store)),
     }
     if mine.record is not None:
         metadata.update(record_metadata(mine.record))
-    if mine.type == "eval_report":
-        metadata.update(page_metadata(store.fetch(mine.artifact) / "report.html"))
     return MaterializeResult(
         asset_key=key,
         data_version=DataVersion(mine.artifact),

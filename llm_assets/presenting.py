@@ -19,29 +19,24 @@ _FIRST_COLUMNS = ("file", "prompt", "question", "before", "after", "served", "in
 
 
 def record_metadata(record: Record) -> dict[str, Any]:
-    """Hashes, headline metrics, curves, tables, samples, cost and time of a record."""
+    """A record as the UI lists it, in this order: time and cost, headline metrics, curves, tables
+    and samples, and then what identifies it."""
     metadata: dict[str, Any] = {
-        "identity": MetadataValue.text(record.identity),
-        "source_hash": MetadataValue.text(record.source_hash),
-        "inputs": MetadataValue.json(dict(record.inputs)),
-        "wall_s": MetadataValue.float(record.wall_s),
-        "measure_s": MetadataValue.float(record.measure_s),
-        "cost_usd": MetadataValue.float(record.cost_usd),
-        "device": MetadataValue.text(record.device),
-        "trained_at": MetadataValue.text(record.created_at),
-        "trained_in_run": MetadataValue.text(record.run_id),
+        "wall_s": _float(record.wall_s),
+        "measure_s": _float(record.measure_s),
+        "cost_usd": _float(record.cost_usd),
     }
     if record.tokens:
         metadata["tokens"] = MetadataValue.int(record.tokens)
         if record.wall_s > 0:
-            metadata["tokens_per_s"] = MetadataValue.float(record.tokens / record.wall_s)
+            metadata["tokens_per_s"] = _float(record.tokens / record.wall_s)
     if record.flops:
-        metadata["flops"] = MetadataValue.float(record.flops)
+        metadata["flops"] = _float(record.flops)
         utilization = reached_utilization(record)
         if utilization is not None:
-            metadata["utilization"] = MetadataValue.float(utilization)
+            metadata["utilization"] = _float(utilization)
     for name, metric in record.metrics.items():
-        metadata[f"metric/{name}"] = MetadataValue.float(float(metric["value"]))
+        metadata[f"metric/{name}"] = _float(float(metric["value"]))
     for name, points in record.series.items():
         if len(points) > 1:
             metadata[f"curve/{name}"] = MetadataValue.md(curve_markdown(points, name))
@@ -50,9 +45,22 @@ def record_metadata(record: Record) -> dict[str, Any]:
             metadata[f"table/{name}"] = _table(rows)
     if record.samples:
         metadata["samples"] = _table(record.samples)
-    metadata["libraries"] = MetadataValue.json(dict(record.libraries))
-    metadata["environment"] = MetadataValue.json(dict(record.environment))
-    return metadata
+    return {
+        **metadata,
+        "identity": MetadataValue.text(record.identity),
+        "source_hash": MetadataValue.text(record.source_hash),
+        "inputs": MetadataValue.json(dict(record.inputs)),
+        "device": MetadataValue.text(record.device),
+        "trained_at": MetadataValue.text(record.created_at),
+        "trained_in_run": MetadataValue.text(record.run_id),
+        "libraries": MetadataValue.json(dict(record.libraries)),
+        "environment": MetadataValue.json(dict(record.environment)),
+    }
+
+
+def _float(value: float) -> MetadataValue[Any]:
+    """Six digits: the UI shows all that it is given."""
+    return MetadataValue.float(float(f"{value:.6g}"))
 
 
 def page_metadata(page: Path) -> dict[str, Any]:
@@ -104,7 +112,9 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> MetadataValue[Any]:
 def _cell(value: Any) -> Any:
     if value is None:
         return ""
-    if isinstance(value, bool | int | float):
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, bool | int):
         return value
     text = str(value)
     return text if len(text) <= _MAX_CELL else text[:_MAX_CELL] + "…"
@@ -134,14 +144,14 @@ def check_result(
     }
     # The UI plots every number over the runs, and sorts by name.
     if result.value is not None:
-        metadata["value"] = MetadataValue.float(result.value)
+        metadata["value"] = _float(result.value)
     if result.n is not None:
         metadata["items"] = f"{result.n:,}"
     if result.interval is not None:
         low, high = result.interval.low, result.interval.high
         metadata["interval_95"] = f"{low:.4g} to {high:.4g}"
-        metadata["value_high"] = MetadataValue.float(high)
-        metadata["value_low"] = MetadataValue.float(low)
+        metadata["value_high"] = _float(high)
+        metadata["value_low"] = _float(low)
     if result.table:
         metadata["rows"] = _table(result.table)
     if override is not None:
