@@ -6,12 +6,10 @@ runs out, and the money of its last half minute would be missing.
 
 from __future__ import annotations
 
-import os
-import socket
-
 from llm_assets.costs.ledger import close_killed
 from llm_assets.errors import StoreError
 from llm_assets.planning import Plan
+from llm_assets.process_names import is_gone
 from llm_assets.store.protocol import Store
 
 
@@ -21,7 +19,7 @@ def clear_dead(store: Store, plan: Plan, name: str, *, run_id: str) -> None:
     lease = f"stage/{plan.stages[name].identity}"
     try:
         owner = store.lease_owner(lease)
-        if owner is None or not _is_dead(owner):
+        if owner is None or not is_gone(owner):
             return
         store.end_lease(lease, owner)
         close_killed(
@@ -33,18 +31,3 @@ def clear_dead(store: Store, plan: Plan, name: str, *, run_id: str) -> None:
         )
     except (StoreError, OSError):
         return  # the store is away: the lease runs out, and the ledger closes the attempt as lost
-
-
-def _is_dead(owner: str) -> bool:
-    """`HOST:PID:...` names a process of this machine that is no more."""
-    host, _, rest = owner.partition(":")
-    pid = rest.partition(":")[0]
-    if host != socket.gethostname() or not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False

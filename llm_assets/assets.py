@@ -34,7 +34,7 @@ from llm_assets.engine import (
     gates_s,
 )
 from llm_assets.errors import DamagedError, LlmAssetsError, LostWorkerError, WorkerError
-from llm_assets.graph import STAGES, Node, wire
+from llm_assets.graph import STAGES, Node, processes_of, wire
 from llm_assets.guards import stage_money
 from llm_assets.identity import digest_of
 from llm_assets.measured import measure_missing
@@ -341,7 +341,7 @@ def _check_end(plan: Plan, name: str, store: Store, end: WorkerExit) -> None:
         if after.stages[name].status == "hit":
             return
     where = f"{plan.recipe.pipeline}/{name}"
-    processes = plan.recipe.launcher.num_processes if plan.nodes[name].stage.trains else 1
+    processes = processes_of(plan.recipe, name)
     lost = was_lost(code=end.code, kind=end.kind, num_processes=processes)
     kind = LostWorkerError if lost else WorkerError
     if end.error:

@@ -1,10 +1,7 @@
 """Runs stages of one recipe as a Dagster run of this process, with the job's own executor."""
 
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dagster import (
     AssetKey,
@@ -18,6 +15,7 @@ from dagster import (
 
 from llm_assets.compat import capture_interrupts, free_slots, is_failed_check
 from llm_assets.graph import stage_of
+from llm_assets.process_names import is_gone, process_name
 from llm_assets.recipe import Recipe
 from llm_assets.sensors.failures import tell_failure
 
@@ -64,7 +62,7 @@ def run_stages(
             job,
             instance=instance,
             run_config=quiet,
-            tags={**(tags or {}), _PROCESS_TAG: _this_process()},
+            tags={**(tags or {}), _PROCESS_TAG: process_name()},
             asset_selection=[AssetKey([recipe.pipeline, name]) for name in stages],
             raise_on_error=False,
         )
@@ -105,40 +103,12 @@ def _was_cancelled(instance: DagsterInstance, run_id: str) -> bool:
     return run is not None and run.status == DagsterRunStatus.CANCELED
 
 
-def _this_process() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
-
-
-def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot: tells a reused pid from the process that
-    had it before. "" where /proc is absent."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    return stat.rpartition(")")[2].split()[19]
-
-
-def _is_gone(process: str) -> bool:
-    """A process of this machine that is no more."""
-    host, pid, started = process.rsplit(":", 2)
-    if host != socket.gethostname():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return _started(int(pid)) != started
-
-
 def end_dead_runs(instance: DagsterInstance) -> list[str]:
     """Runs of this command whose process was killed: mark them failed, free their pool slots."""
     running = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
     ended = []
     for run in instance.get_runs(filters=RunsFilter(statuses=running)):
-        if _PROCESS_TAG in run.tags and _is_gone(run.tags[_PROCESS_TAG]):
+        if _PROCESS_TAG in run.tags and is_gone(run.tags[_PROCESS_TAG]):
             instance.report_run_failed(run, "The process of the run was killed.")
             free_slots(instance, run.run_id)
             ended.append(run.run_id)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llm_assets.errors import GateFailedError, GuardError
 from llm_assets.gates.references import reference_metrics
 from llm_assets.gates.thresholds import GateResult, evaluate, is_confident
-from llm_assets.graph import STAGES, ancestors
+from llm_assets.graph import STAGES, ancestors, processes_of
 from llm_assets.jobs import StageJob
 from llm_assets.measured import (
     measure_missing,
@@ -220,7 +220,7 @@ def build_job(
         identity_inputs=mine.inputs,
         store_url=store.url,
         imported=node.imported,
-        num_processes=recipe.launcher.num_processes if node.stage.trains else 1,
+        num_processes=processes_of(recipe, name),
         run_id=run_id,
         campaign=recipe.campaign,
         device=recipe.rates.device,

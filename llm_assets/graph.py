@@ -31,9 +31,10 @@ class Stage:
     """One step of the pipeline.
 
     `module` has `function`; `libraries` are distributions whose version is part of the source hash.
-    `passes_on`: the input that is handed on when the stage is switched off. `data`: the block of
-    the recipe's `data:` that the stage reads, for the four data sets. `side_by_side`: stages that
-    the graph lets run at the same time share the cores.
+    `parallel`: its training can be shared by several processes. `passes_on`: the input that is
+    handed on when the stage is switched off. `data`: the block of the recipe's `data:` that the
+    stage reads, for the four data sets. `side_by_side`: stages that the graph lets run at the same
+    time share the cores.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Stage:
     cost_class: CostClass = "cheap"
     bit_identical: bool = True
     trains: bool = False
+    parallel: bool = False
     module: str = ""
     function: str = "run"
     libraries: tuple[str, ...] = ()
@@ -121,6 +123,7 @@ _STAGES = (
         cost_class="expensive",
         bit_identical=False,
         trains=True,
+        parallel=True,
         module="llm_assets.stages.base_checkpoint",
         libraries=_TRAINER,
         kinds=("pytorch", "huggingface"),
@@ -137,6 +140,7 @@ _STAGES = (
         cost_class="expensive",
         bit_identical=False,
         trains=True,
+        parallel=True,
         module="llm_assets.stages.midtrained_checkpoint",
         libraries=_TRAINER,
         kinds=("pytorch", "huggingface"),
@@ -154,6 +158,7 @@ _STAGES = (
         cost_class="medium",
         bit_identical=False,
         trains=True,
+        parallel=True,
         module="llm_assets.stages.sft_checkpoint",
         libraries=_TRL,
         kinds=("pytorch", "huggingface"),
@@ -171,6 +176,7 @@ _STAGES = (
         cost_class="medium",
         bit_identical=False,
         trains=True,
+        parallel=True,
         module="llm_assets.stages.reward_model",
         libraries=_TRL,
         kinds=("pytorch", "huggingface"),
@@ -188,6 +194,7 @@ _STAGES = (
         cost_class="medium",
         bit_identical=False,
         trains=True,
+        parallel=True,
         module="llm_assets.stages.dpo_policy",
         libraries=_TRL,
         kinds=("pytorch", "huggingface"),
@@ -297,6 +304,15 @@ class Node:
     sources: Mapping[str, str]
     pin: str | None = None
     imported: bool = False
+
+
+def processes_of(recipe: Recipe, name: str) -> int:
+    """How many processes the worker of a stage is."""
+    if not STAGES[name].parallel:
+        return 1
+    settings = recipe.stage_block(name)
+    trains_here = settings.import_ is None and settings.pin is None
+    return recipe.launcher.num_processes if trains_here else 1
 
 
 def import_of(recipe: Recipe, name: str) -> ImportSettings | None:

@@ -8,6 +8,8 @@ from typing import Any
 
 RESUMED = "resumed_at_tokens"
 """In a record's environment: its attempt went on from a save, so its time is that of a part."""
+PROCESSES = "processes"
+"""In a record's environment: how many processes trained."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 from llm_assets.errors import RecipeError, UserError
 from llm_assets.graph import STAGES, import_of, stages_off, wire
 from llm_assets.recipe import Recipe
+from llm_assets.recipe_processes import check_processes
 from llm_assets.recipe_safety import check_safety
 from llm_assets.sources import check_reachable, import_path
 from llm_assets.stage_settings import TrainSettings
@@ -27,6 +28,7 @@ def check_rules(recipe: Recipe) -> None:
     nodes = wire(recipe)
     _check_sources(recipe, set(nodes))
     check_safety(recipe, nodes)
+    check_processes(recipe, nodes)
 
 
 def _error(recipe: Recipe, place: str, found: str, rule: str, remedy: str) -> RecipeError:

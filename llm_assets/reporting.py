@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,7 +56,7 @@ class Reporter:
     ) -> None:
         self._stage = stage
         self._path = path
-        self._log = log
+        self._log = self._guarded(log)
         self._usd_per_hour = usd_per_hour
         self._every_s = every_s
         self._log_every_s = log_every_s
@@ -67,6 +68,18 @@ class Reporter:
         self.measure_s = 0.0
         self.spending: Callable[[], float] = self._own_spending
         self.on_step: Callable[[int, int | None], None] = lambda step, tokens: None
+
+    @staticmethod
+    def _guarded(log: Callable[[str], Any]) -> Callable[[str], Any]:
+        """A log whose place is gone, such as that of a launcher that was killed, stops nothing."""
+
+        def tell(text: str) -> None:
+            try:
+                log(text)
+            except OSError as error:
+                print(f"{text} (not logged: {error})", file=sys.stderr, flush=True)
+
+        return tell
 
     def _own_spending(self) -> float:
         return (time.monotonic() - self._started) / 3600 * self._usd_per_hour
@@ -121,6 +134,10 @@ class Reporter:
         """The stage ended with an error that people must read."""
         self._write({"stage": self._stage, "error": text, "kind": kind})
         self._log(text)
+
+    def ended(self, code: int) -> None:
+        """The exit code that the worker would have by itself."""
+        self._write({"stage": self._stage, "code": code})
 
     def _write(self, event: dict[str, Any]) -> None:
         if self._path is None:

@@ -12,11 +12,12 @@ import signal
 
 from llm_assets.errors import ConflictError, LostWorkerError, StoreError, StoreUnreachableError
 from llm_assets.recipe import RetrySettings
-from llm_assets.worker_codes import INTERRUPTED
+from llm_assets.worker_codes import INTERRUPTED, LOST_PROCESS
 
 _KINDS = frozenset(
     {
         "Terminated",
+        LOST_PROCESS,
         "StoreError",
         "StoreUnreachableError",
         "ConflictError",

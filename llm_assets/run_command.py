@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -23,11 +23,15 @@ from llm_assets.reporting import progress_line
 from llm_assets.store import open_store
 from llm_assets.store.protocol import Store
 
+if TYPE_CHECKING:
+    from llm_assets.dagster_run import RunResult
+
 
 @click.command()
 @click.option("-r", "--recipe", "recipe_path", default="tiny", help="A path, or a packaged name.")
 def run(recipe_path: str) -> int:
-    """Materialize what is stale. Exit 0: all is there and every gate passed; 1: failed; 3: refused.
+    """Materialize what is stale. Exit 0: all is there and every gate passed; 1: failed; 3: refused;
+    130: interrupted.
 
     A run that was interrupted goes on where it was: finished stages are hits, a stage that trains
     resumes from its newest checkpoint.
@@ -74,10 +78,14 @@ def run_plan(plan: Plan, store: Store, console: Console) -> int:
             tags[REPLAY_TAG] = plan.replay
         # The check of a pinned checkpoint that waits for a data set is made by the same run.
         stages = [*waiting_pins(plan), *plan.rerun]
-        succeeded = _through_dagster(plan, stages, console, outcomes, tags)
+        result = _through_dagster(plan, stages, console, outcomes, tags)
+    if result.interrupted:
+        console.print(f"run {result.run_id}", highlight=False)
+        console.print("interrupted; the next `llm-assets run` goes on from here")
+        return 130
     after = make_plan(recipe, store, replay=plan.replay)
     print_report(console, after, store, outcomes)
-    return 0 if succeeded and after.complete and all_gates_pass(after, store) else 1
+    return 0 if result.succeeded and after.complete and all_gates_pass(after, store) else 1
 
 
 def _refuse(console: Console, texts: list[str]) -> int:
@@ -130,8 +138,8 @@ def _through_dagster(
     console: Console,
     outcomes: dict[str, str],
     tags: Mapping[str, str],
-) -> bool:
-    """Run stages of a plan as a Dagster run of this process; True when it succeeded."""
+) -> RunResult:
+    """Run stages of a plan as a Dagster run of this process."""
     ensure_dagster_home()
     from llm_assets.dagster_run import run_stages
     from llm_assets.resources.launcher import listening
@@ -144,7 +152,6 @@ def _through_dagster(
         console.print(f"\nfailed: {text}", markup=False, style="red")
     for text in result.rollback:
         console.print(f"\n{text}", markup=False, highlight=False)
-    if result.interrupted:
-        console.print("\ninterrupted; the next `llm-assets run` goes on from here")
-    console.print(f"run {result.run_id}", highlight=False)
-    return result.succeeded
+    if not result.interrupted:
+        console.print(f"run {result.run_id}", highlight=False)
+    return result

@@ -112,6 +112,9 @@ def rehearse(save: SaveInfo, job: StageJob | None) -> Rehearsal:
         verdict, reasons = str(answer["verdict"]), tuple(str(r) for r in answer["reasons"])
         if job is None or verdict not in ("healthy", "review"):
             return Rehearsal(verdict=verdict, reasons=reasons, stepped=None)
+        if save.manifest is not None and save.manifest.world_size > 1:
+            said = f"a step takes {save.manifest.world_size} processes, as the training has"
+            return Rehearsal(verdict=verdict, reasons=reasons, stepped=None, said=said)
         document = Path(scratch) / "job.json"
         document.write_text(json.dumps(job.as_json()))
         stepped = _run("llm_assets.rehearsing", str(document), str(copy.parent), str(save.step))

@@ -3,7 +3,7 @@
 Under Dagster it is launched with Pipes; by hand it takes `--job FILE`. It takes the lease on the
 identity, fetches and verifies the inputs, runs the stage, validates and puts the artifact, and adds
 the record. The record is the commit: a process that ends without one has failed, whatever its exit
-code.
+code. Of several processes (group.py) the first does all that; the others only train.
 """
 
 from __future__ import annotations
@@ -32,10 +32,23 @@ from llm_assets.artifacts import check_artifact
 from llm_assets.compatibility import MODEL_TYPES, check_inputs
 from llm_assets.errors import ConflictError, LlmAssetsError, StoreError
 from llm_assets.graph import STAGES, Stage
+from llm_assets.group import (
+    END,
+    GO,
+    SilentProgress,
+    end_with_launcher,
+    first_word,
+    is_lost_process,
+    lost_process_text,
+    tell_others,
+    use_own_device,
+)
 from llm_assets.identity import Source, source_of
 from llm_assets.interruption import Interruption, Terminated
-from llm_assets.jobs import StageJob
+from llm_assets.jobs import PROCESSES, StageJob
 from llm_assets.places import work_folder
+from llm_assets.process_names import process_name
+from llm_assets.ranks import PartDone, rank, world_size
 from llm_assets.reporting import Reporter
 from llm_assets.reverifying import record_probe
 from llm_assets.spending import Spending, follow_spending
@@ -44,7 +57,7 @@ from llm_assets.store import open_store
 from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.protocol import Lease, Record, Store
 from llm_assets.telemetry import StageSpan, stage_span
-from llm_assets.worker_codes import BUSY, INTERRUPTED
+from llm_assets.worker_codes import BUSY, INTERRUPTED, LOST_PROCESS
 
 LEASE_TTL_S = 60.0
 
@@ -161,6 +174,7 @@ def _environment(job: StageJob) -> dict[str, str]:
     replay = {"replay": job.replay} if job.replay else {}
     return {
         **replay,
+        PROCESSES: str(world_size()),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
@@ -212,16 +226,18 @@ def _record(
 
 
 def run_job(job: StageJob, store: Store, reporter: Reporter) -> int:
-    """Run one stage to its record. 0 when the record stands, BUSY when another process is at it."""
+    """Run one stage to its record. 0 when the record stands, BUSY when another worker is at it."""
     stage = STAGES[job.stage]
     source = _source_of(job, stage)
     identity = Identity.parse(job.identity)
-    owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+    owner = f"{process_name()}:{uuid.uuid4().hex[:8]}"
     lease = store.acquire(f"stage/{identity}", owner=owner, ttl_s=LEASE_TTL_S)
     if lease is None:
+        tell_others(END)
         return BUSY
     with _heartbeat(lease):
         if _is_answered(job, store):
+            tell_others(END)
             return 0
         with (
             follow_spending(job, store, reporter) as spending,
@@ -230,6 +246,26 @@ def run_job(job: StageJob, store: Store, reporter: Reporter) -> int:
         ):
             record = _run_stage(job, store, stage, source, lease, work, reporter, spending)
             _describe(span, record, store.tree(record.output).metadata)
+    return 0
+
+
+def train_along(job: StageJob, store: Store) -> int:
+    """The part of a process that is not the first: the stage's training, nothing else."""
+    stage = STAGES[job.stage]
+    _source_of(job, stage)
+    if first_word() == END:
+        return 0
+    with _work_folder(job) as work:
+        context = stage_context(
+            job,
+            store,
+            work,
+            checkpoints=store.checkpoints(Identity.parse(job.identity)),
+            progress=SilentProgress(),
+            should_stop=lambda: None,
+        )
+        with contextlib.suppress(PartDone):
+            stage_entry_point(job)(context)
     return 0
 
 
@@ -276,6 +312,7 @@ def _run_stage(
         progress=reporter,
         should_stop=spending.should_stop,
     )
+    tell_others(GO)
     result: StageResult = stage_entry_point(job)(context)
     metadata = dict(result.metadata)
     check_artifact(context.out, stage.gives, metadata)
@@ -318,18 +355,34 @@ def _work_folder(job: StageJob) -> Iterator[Path]:
 def _main_with(document: Mapping[str, Any], progress: Path | None, log: Any) -> int:
     job = StageJob.from_json(document)
     reporter = Reporter(stage=job.stage, path=progress, log=log, usd_per_hour=job.usd_per_hour)
+    code = _guarded(job, reporter)
+    if world_size() > 1 and rank() == 0:
+        # The launcher has an exit code of its own.
+        reporter.ended(code)
+        return 0 if code == BUSY else code
+    return code
+
+
+def _guarded(job: StageJob, reporter: Reporter) -> int:
+    """The exit code; what went wrong is reported, once."""
     try:
-        return run_job(job, open_store(job.store_url), reporter)
+        use_own_device()
+        store = open_store(job.store_url)
+        return run_job(job, store, reporter) if rank() == 0 else train_along(job, store)
     except Terminated as ended:
         how = f", {ended}" if ended.args else ""
-        reporter.failed("Terminated", f"{job.stage}: stopped by SIGTERM{how}")
+        if rank() == 0:
+            reporter.failed("Terminated", f"{job.stage}: stopped by SIGTERM{how}")
         return INTERRUPTED
     except LlmAssetsError as error:
         reporter.failed(type(error).__name__, str(error))
         return 1
     except Exception as error:
         traceback.print_exc()
-        reporter.failed(type(error).__name__, f"{job.stage}: {type(error).__name__}: {error}")
+        if is_lost_process(error):
+            reporter.failed(LOST_PROCESS, f"{job.stage}: {lost_process_text(error)}")
+        else:
+            reporter.failed(type(error).__name__, f"{job.stage}: {type(error).__name__}: {error}")
         return 1
 
 
@@ -340,12 +393,22 @@ def main() -> int:
     parser.add_argument("--progress", type=Path, help="append progress as JSON lines to this file")
     arguments = parser.parse_args()
     _INTERRUPTION.install()
+    end_with_launcher(_INTERRUPTION)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if arguments.job is not None:
         document = json.loads(arguments.job.read_text())
         return _main_with(document, arguments.progress, print)
-    from dagster_pipes import open_dagster_pipes
+    from dagster_pipes import (
+        PipesDefaultContextLoader,
+        PipesEnvVarParamsLoader,
+        open_dagster_pipes,
+    )
 
+    if rank() > 0:
+        # Only the first process writes messages.
+        params = PipesEnvVarParamsLoader().load_context_params()  # type: ignore[no-untyped-call]
+        with PipesDefaultContextLoader().load_context(params) as context:
+            return _main_with((context["extras"] or {})["job"], arguments.progress, print)
     with open_dagster_pipes() as pipes:
         return _main_with(pipes.extras["job"], arguments.progress, pipes.log.info)
 

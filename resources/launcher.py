@@ -26,6 +26,7 @@ from llm_assets.compat import cancelled
 from llm_assets.errors import WorkerError
 from llm_assets.jobs import StageJob
 from llm_assets.places import home
+from llm_assets.worker_codes import LOST_PROCESS
 
 ProgressListener = Callable[[Mapping[str, Any]], None]
 
@@ -91,9 +92,10 @@ class LocalLauncher(ConfigurableResource):
             log.open("ab") as output,
         ):
             progress = Path(scratch) / "progress.jsonl"
+            env = self._env(side_by_side * job.num_processes)
             process = subprocess.Popen(
                 _command(progress, job.num_processes),
-                env={**os.environ, **self._env(side_by_side), **session.get_bootstrap_env_vars()},
+                env={**os.environ, **env, **session.get_bootstrap_env_vars()},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -109,12 +111,12 @@ class LocalLauncher(ConfigurableResource):
             finally:
                 end_process_group(process, self.grace_s)
             follower.read()
-        return WorkerExit(
-            code=process.returncode, error=follower.error, kind=follower.kind, log=log
-        )
+        code = process.returncode if follower.code is None else follower.code
+        return WorkerExit(code=code, error=follower.error, kind=follower.kind, log=log)
 
-    def _env(self, side_by_side: int) -> dict[str, str]:
-        threads = self.threads or max(1, (os.cpu_count() or 1) // side_by_side)
+    def _env(self, sharing: int) -> dict[str, str]:
+        """`sharing`: processes that share the cores."""
+        threads = self.threads or max(1, (os.cpu_count() or 1) // sharing)
         return {
             "OMP_NUM_THREADS": str(threads),
             # A training that is told to end saves within this, and leaves time to unwind.
@@ -135,8 +137,27 @@ def _command(progress: Path, num_processes: int) -> list[str]:
     module = ["-m", "llm_assets.worker", "--progress", str(progress)]
     if num_processes == 1:
         return [sys.executable, *module]
-    launch = [sys.executable, "-m", "accelerate.commands.launch"]
-    return [*launch, "--num_processes", str(num_processes), *module]
+    # A file of our own: the one in the user's home could shard the model or change its precision.
+    config = progress.with_name("accelerate.json")
+    config.write_text(json.dumps({**_ACCELERATE, "num_processes": num_processes}))
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    return [*launch, *module]
+
+
+_ACCELERATE = {
+    "compute_environment": "LOCAL_MACHINE",
+    # The kind for which accelerate calls torchrun, on a machine without GPUs too: for MULTI_CPU
+    # it starts a single process unless it finds MPI. The backend is chosen in the process: gloo
+    # on the CPU.
+    "distributed_type": "MULTI_GPU",
+    "num_machines": 1,
+    "machine_rank": 0,
+    "main_process_port": 0,
+    "mixed_precision": "no",
+    "gpu_ids": "all",
+    "use_cpu": False,
+    "debug": False,
+}
 
 
 class _MessageReader(PipesTempFileMessageReader):
@@ -153,6 +174,7 @@ class _Follower:
         self._offset = 0
         self.error = ""
         self.kind = ""
+        self.code: int | None = None
 
     def read(self) -> None:
         """Hand on what was written since the last call."""
@@ -165,7 +187,11 @@ class _Follower:
         self._offset += len(complete)
         for line in complete.splitlines():
             event = json.loads(line)
-            if "error" in event:
+            if "code" in event:
+                self.code = event["code"]
+                continue
+            # Of several processes one fails first; the others only see that it is gone.
+            if "error" in event and self.kind in ("", LOST_PROCESS):
                 self.error, self.kind = event["error"], event["kind"]
             listening_event(event)
 

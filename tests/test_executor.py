@@ -28,6 +28,7 @@ from dagster import (
 
 from llm_assets import dagster_run
 from llm_assets.executor import build_executor
+from llm_assets.process_names import process_name
 
 _barrier = threading.Barrier(2)
 _tries: dict[str, int] = {}
@@ -171,7 +172,7 @@ def test_a_killed_run_is_ended_by_the_next(own_places: Path) -> None:
         dead = subprocess.Popen([sys.executable, "-c", ""])
         dead.wait()
         gone = f"{socket.gethostname()}:{dead.pid}:1"
-        for process in (gone, f"elsewhere:{dead.pid}:1", dagster_run._this_process()):
+        for process in (gone, f"elsewhere:{dead.pid}:1", process_name()):
             run = instance.create_run_for_job(
                 job("below"), tags={dagster_run._PROCESS_TAG: process}
             )

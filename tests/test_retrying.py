@@ -4,7 +4,6 @@ import datetime
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +26,7 @@ from llm_assets.errors import (
     WorkerError,
 )
 from llm_assets.jobs import StageJob
+from llm_assets.process_names import process_name
 from llm_assets.recipe import Recipe, RetrySettings, load_recipe
 from llm_assets.resources.launcher import WorkerExit
 from llm_assets.resources.retries import build_retry_policy
@@ -103,7 +103,7 @@ class LossyLauncher(PretendLauncher):
                 return super().launch(context, job, side_by_side=side_by_side)
         script = "import sys, time; print(flush=True); time.sleep(60)"
         process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-        owner = f"{socket.gethostname()}:{process.pid}:ab"
+        owner = f"{process_name(process.pid)}:ab"
         assert store.acquire(f"stage/{job.identity}", owner=owner, ttl_s=600) is not None
         # Not closed: what a killed worker leaves is an open attempt.
         started = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=9)

@@ -16,11 +16,11 @@ from llm_assets.costs.learning import (
     StageEstimate,
     device_of,
     estimate_stage,
-    processes_of,
     recorded_work,
 )
 from llm_assets.costs.memory import check_memory, stage_memory
 from llm_assets.errors import RecipeError
+from llm_assets.graph import processes_of
 from llm_assets.recipe import Recipe
 from llm_assets.store.protocol import Record, Store
 
@@ -89,14 +89,14 @@ def _estimate(
 ) -> StageEstimate:
     expected = expected_info(recipe, stage)
     known = with_metadata(expected, stored_metadata(store, inputs))
-    processes = processes_of(recipe.rates)
     return estimate_stage(
         stage,
         _block(recipe, stage),
         known,
         recipe.rates,
         records,
-        work_of=lambda record: recorded_work(record, record_info(store, record, known), processes),
+        work_of=lambda record: recorded_work(record, record_info(store, record, known)),
+        processes=processes_of(recipe, stage),
     )
 
 

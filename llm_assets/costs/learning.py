@@ -29,7 +29,7 @@ from llm_assets.costs.devices import Device, find_device, parse_label
 from llm_assets.costs.estimate import DEFAULT_UTILIZATION, from_wall
 from llm_assets.costs.work import InputsInfo, StageWork, stage_work
 from llm_assets.errors import RecipeError
-from llm_assets.jobs import RESUMED
+from llm_assets.jobs import PROCESSES, RESUMED
 from llm_assets.recipe import RateSettings
 from llm_assets.stage_settings import StageBlocks
 from llm_assets.store.protocol import Record
@@ -96,9 +96,10 @@ def device_of(rates: RateSettings) -> Device:
     )
 
 
-def processes_of(rates: RateSettings) -> int:
-    """Processes that train in parallel: one on a machine's cores, one a device otherwise."""
-    return 1 if device_of(rates).is_cpu else rates.devices
+def computing(device: Device, devices: int, processes: int | None) -> int:
+    """Of `devices` that are paid, those that compute: all cores of a machine, or one device a
+    process. None: nobody said how many processes there were, so all."""
+    return devices if device.is_cpu or processes is None else min(devices, processes)
 
 
 def learned_utilization(
@@ -113,8 +114,7 @@ def learned_utilization(
     shares = []
     for record in _newest(records, stage, wanted.name):
         if record.flops > 0:
-            _, count = parse_label(record.device)
-            peak = wanted.peak_tflops * 1e12 * count
+            peak = wanted.peak_tflops * 1e12 * _computed_on(record, wanted)
             shares.append(record.flops / (record.wall_s * peak))
     if not shares:
         return None
@@ -131,11 +131,13 @@ def estimate_stage(
     records: Sequence[Record] = (),
     *,
     work_of: WorkOf | None = None,
+    processes: int | None = None,
 ) -> StageEstimate:
     """What a stage will take, from its block of the recipe and earlier records of any stage.
 
     `work_of` gives the work of an earlier record; without it that is worked out from the record's
-    part of the recipe with the inputs of now (`recorded_work`). RecipeError when the work can't be
+    part of the recipe with the inputs of now (`recorded_work`). `processes`: of the worker; devices
+    beyond them are paid and idle. RecipeError when the work can't be
     known and there is no record to go by either.
     """
     device = device_of(rates)
@@ -143,28 +145,29 @@ def estimate_stage(
     imported = getattr(settings, "import_", None) is not None
     alike = [record for record in records if _is_import(record) == imported]
     earlier = _newest(alike, stage, device.name)
-    processes = processes_of(rates)
     try:
-        work = stage_work(stage, settings, inputs_info, processes=processes)
+        work = stage_work(stage, settings, inputs_info)
     except RecipeError:
         if not earlier:
             raise
         # Nothing to scale by: the same again.
         return _repeat(stage, earlier, device, rates)
-    known = work_of or (lambda record: recorded_work(record, inputs_info, processes))
+    known = work_of or (lambda record: recorded_work(record, inputs_info))
     points = []
     for record in earlier:
         found = known(record) or work
-        _, count = parse_label(record.device)
-        seconds = found.variable_s(device, utilization=utilization, devices=count)
+        seconds = found.variable_s(
+            device, utilization=utilization, devices=_computed_on(record, device)
+        )
         points.append(_Point(work_s=seconds, wall_s=record.wall_s))
-    own = work.variable_s(device, utilization=utilization, devices=rates.devices)
+    busy = computing(device, rates.devices, processes)
+    own = work.variable_s(device, utilization=utilization, devices=busy)
     wall_s = _wall(points, own, work.startup_s)
     cost = from_wall(
         wall_s, flops=work.flops, devices=rates.devices, usd_per_hour=rates.usd_per_hour
     )
     if points and wall_s > 0:
-        peak = device.peak_tflops * 1e12 * rates.devices
+        peak = device.peak_tflops * 1e12 * busy
         utilization = work.flops / (wall_s * peak)
     return StageEstimate(
         stage=stage,
@@ -180,7 +183,7 @@ def estimate_stage(
     )
 
 
-def recorded_work(record: Record, info: InputsInfo, processes: int = 1) -> StageWork | None:
+def recorded_work(record: Record, info: InputsInfo) -> StageWork | None:
     """The work of an earlier record: its part of the recipe, with inputs as `info` has them.
 
     None when that part can't be read as today's settings.
@@ -188,12 +191,19 @@ def recorded_work(record: Record, info: InputsInfo, processes: int = 1) -> Stage
     field = StageBlocks.model_fields.get(record.stage)
     try:
         if field is None:
-            return stage_work(record.stage, None, info, processes=processes)
+            return stage_work(record.stage, None, info)
         document = json.dumps({record.stage: dict(record.recipe)})
         settings = getattr(StageBlocks.model_validate_json(document), record.stage)
-        return stage_work(record.stage, settings, info, processes=processes)
+        return stage_work(record.stage, settings, info)
     except (ValidationError, RecipeError):
         return None
+
+
+def _computed_on(record: Record, device: Device) -> int:
+    """Devices that computed what a record says."""
+    _, count = parse_label(record.device)
+    said = record.environment.get(PROCESSES)
+    return computing(device, count, int(said) if said else None)
 
 
 def _is_import(record: Record) -> bool:

@@ -144,9 +144,9 @@ class StageWork:
         return self.flops * tokens / self.tokens
 
 
-def stage_work(stage: str, settings: Any, info: InputsInfo, *, processes: int = 1) -> StageWork:
-    """What `stage` has to compute. `settings` is its block of the recipe; `processes`: of data
-    parallel training, each with its own batch.
+def stage_work(stage: str, settings: Any, info: InputsInfo) -> StageWork:
+    """What `stage` has to compute. `settings` is its block of the recipe; however many processes
+    train, they share the batch that it says.
 
     RecipeError when something is missing that the work depends on (parameters; the number of rows
     when the length of training is given in epochs).
@@ -161,12 +161,12 @@ def stage_work(stage: str, settings: Any, info: InputsInfo, *, processes: int = 
     if getattr(settings, "import_", None) is not None:
         return StageWork(startup_s=STARTUP_S[stage])
     builder = _BUILDERS.get(stage)
-    work = StageWork() if builder is None else builder(stage, settings, info, processes)
+    work = StageWork() if builder is None else builder(stage, settings, info)
     host_s = (info.rows or 0) / _ROWS_A_SECOND[stage] if stage in _ROWS_A_SECOND else 0.0
     return replace(work, startup_s=STARTUP_S[stage], host_s=work.host_s + host_s)
 
 
-def num_steps(stage: str, settings: TrainSettings, rows: int | None, processes: int) -> int:
+def num_steps(stage: str, settings: TrainSettings, rows: int | None) -> int:
     """Optimizer steps: `max_steps`, or epochs over `rows` as transformers' Trainer counts them."""
     if settings.max_steps is not None:
         return settings.max_steps
@@ -178,14 +178,13 @@ def num_steps(stage: str, settings: TrainSettings, rows: int | None, processes: 
             rule="an estimate needs the number of steps",
             remedy="set max_steps, or max_rows of the data, or run the data stages first",
         )
-    batches = math.ceil(rows / (settings.per_device_train_batch_size * processes))
+    batches = math.ceil(rows / settings.per_device_train_batch_size)
     return max(1, math.ceil(epochs * max(1, batches // settings.gradient_accumulation_steps)))
 
 
-def rows_per_step(settings: TrainSettings, processes: int) -> int:
+def rows_per_step(settings: TrainSettings) -> int:
     """Rows of one optimizer step over all processes."""
-    batch = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
-    return batch * processes
+    return settings.per_device_train_batch_size * settings.gradient_accumulation_steps
 
 
 def _adapters(info: InputsInfo, lora: LoraSettings | None) -> float:
@@ -214,9 +213,7 @@ def _measuring(info: InputsInfo, where: str, prompts: int, models: int) -> dict[
     return {"measuring": forward_flops(info.compute(where), tokens)}
 
 
-def _pretraining(
-    stage: str, settings: TrainSettings, info: InputsInfo, processes: int
-) -> StageWork:
+def _pretraining(stage: str, settings: TrainSettings, info: InputsInfo) -> StageWork:
     where = f"stages.{stage}"
     length = info.sequence_length or 0
     if isinstance(settings, BaseSettings) and settings.model is not None and not length:
@@ -228,8 +225,8 @@ def _pretraining(
             rule="an estimate needs the tokens of a packed row",
             remedy="run the shards first, or set the length",
         )
-    steps = num_steps(stage, settings, info.rows, processes)
-    tokens = steps * rows_per_step(settings, processes) * length
+    steps = num_steps(stage, settings, info.rows)
+    tokens = steps * rows_per_step(settings) * length
     return StageWork(
         parts={
             "training": tuning_flops(info.compute(where), 0, tokens),
@@ -239,10 +236,10 @@ def _pretraining(
     )
 
 
-def _sft(stage: str, settings: SftSettings, info: InputsInfo, processes: int) -> StageWork:
+def _sft(stage: str, settings: SftSettings, info: InputsInfo) -> StageWork:
     where = f"stages.{stage}"
     length = _row_length(info, settings.max_length)
-    rows = num_steps(stage, settings, info.rows, processes) * rows_per_step(settings, processes)
+    rows = num_steps(stage, settings, info.rows) * rows_per_step(settings)
     tokens = rows * length
     adapters = _adapters(info, settings.lora)
     return StageWork(
@@ -255,9 +252,9 @@ def _sft(stage: str, settings: SftSettings, info: InputsInfo, processes: int) ->
     )
 
 
-def _reward(stage: str, settings: RewardSettings, info: InputsInfo, processes: int) -> StageWork:
+def _reward(stage: str, settings: RewardSettings, info: InputsInfo) -> StageWork:
     length = _row_length(info, settings.max_length)
-    pairs = num_steps(stage, settings, info.rows, processes) * rows_per_step(settings, processes)
+    pairs = num_steps(stage, settings, info.rows) * rows_per_step(settings)
     tokens = 2 * pairs * length
     body = info.compute(f"stages.{stage}", head=False)
     adapters = _adapters(info, settings.lora)
@@ -270,10 +267,10 @@ def _reward(stage: str, settings: RewardSettings, info: InputsInfo, processes: i
     )
 
 
-def _dpo(stage: str, settings: DpoSettings, info: InputsInfo, processes: int) -> StageWork:
+def _dpo(stage: str, settings: DpoSettings, info: InputsInfo) -> StageWork:
     where = f"stages.{stage}"
     length = _row_length(info, settings.max_length)
-    pairs = num_steps(stage, settings, info.rows, processes) * rows_per_step(settings, processes)
+    pairs = num_steps(stage, settings, info.rows) * rows_per_step(settings)
     tokens = 2 * pairs * length
     adapters = _adapters(info, settings.lora)
     attention = _attention(info, tokens, length, trained=True)
@@ -288,12 +285,12 @@ def _dpo(stage: str, settings: DpoSettings, info: InputsInfo, processes: int) ->
     )
 
 
-def _refine(stage: str, settings: RefineSettings, info: InputsInfo, processes: int) -> StageWork:
+def _refine(stage: str, settings: RefineSettings, info: InputsInfo) -> StageWork:
     where = f"stages.{stage}"
     answer = settings.max_completion_length
     prompt = info.prompt_tokens or float(answer)
     policy, body = info.compute(where), info.compute(where, head=False)
-    answers = num_steps(stage, settings, info.rows, processes) * rows_per_step(settings, processes)
+    answers = num_steps(stage, settings, info.rows) * rows_per_step(settings)
     tokens = answers * (prompt + answer)
     measured = _measuring(info, where, settings.eval_prompts, 2)
     if settings.method == "constitutional":
@@ -319,7 +316,7 @@ def _refine(stage: str, settings: RefineSettings, info: InputsInfo, processes: i
     )
 
 
-def _evaluate(stage: str, settings: EvalSettings, info: InputsInfo, processes: int) -> StageWork:
+def _evaluate(stage: str, settings: EvalSettings, info: InputsInfo) -> StageWork:
     policy = info.compute(f"stages.{stage}")
     items = info.eval_items or _DEFAULT_ROWS
     if settings.limit is not None:
@@ -334,9 +331,7 @@ def _evaluate(stage: str, settings: EvalSettings, info: InputsInfo, processes: i
     )
 
 
-def _quantize(
-    stage: str, settings: QuantizeSettings, info: InputsInfo, processes: int
-) -> StageWork:
+def _quantize(stage: str, settings: QuantizeSettings, info: InputsInfo) -> StageWork:
     """GPTQ passes the calibration rows twice (to collect, then with the quantized layer), and both
     models are compared on held-out rows."""
     tokens = settings.calibration_rows * settings.calibration_length
@@ -350,14 +345,14 @@ def _quantize(
     )
 
 
-def _serve(stage: str, settings: ServerSettings, info: InputsInfo, processes: int) -> StageWork:
+def _serve(stage: str, settings: ServerSettings, info: InputsInfo) -> StageWork:
     prompts = len(settings.smoke_prompts) or settings.num_smoke_prompts
     tokens = 2 * prompts * (settings.max_new_tokens + (info.prompt_tokens or MEASURED_TOKENS))
     flops = forward_flops(info.compute(f"stages.{stage}"), tokens)
     return StageWork(generated={"answers": flops}, tokens=round(tokens))
 
 
-_BUILDERS: Mapping[str, Callable[[str, Any, InputsInfo, int], StageWork]] = {
+_BUILDERS: Mapping[str, Callable[[str, Any, InputsInfo], StageWork]] = {
     "base_checkpoint": _pretraining,
     "midtrained_checkpoint": _pretraining,
     "sft_checkpoint": _sft,

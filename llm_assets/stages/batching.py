@@ -15,18 +15,20 @@ _POOL = 32
 """Batches that are drawn at random together, then sorted by length and cut."""
 
 
-def in_like_lengths(dataset: Any, arguments: Any, lengths: Sequence[int], *, chosen: bool) -> Any:
+def in_like_lengths(
+    dataset: Any, arguments: Any, lengths: Sequence[int], *, batch: int, chosen: bool
+) -> Any:
     """The rows that the training will take, in order; sets `arguments` to take them as they come.
 
-    `chosen`: the recipe names a sampling strategy of its own, which is left alone.
+    `batch`: rows of a forward pass by the recipe, however many processes share them. `chosen`: the
+    recipe names a sampling strategy of its own, which is left alone.
     """
     if chosen:
         return dataset
-    batch = arguments.per_device_train_batch_size
     if arguments.max_steps > 0:
         rows = (
             arguments.max_steps
-            * batch
+            * arguments.per_device_train_batch_size
             * arguments.gradient_accumulation_steps
             * arguments.world_size
         )

@@ -94,6 +94,7 @@ def _train(context: StageContext, tokenizer: Any, pairs: list[Pair]) -> Training
         Dataset.from_list(rows),
         arguments,
         [max(len(pair.chosen), len(pair.rejected)) for pair in pairs],
+        batch=settings.per_device_train_batch_size,
         chosen="train_sampling_strategy" in settings.extra,
     )
     trainer = DPOTrainer(

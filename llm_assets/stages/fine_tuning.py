@@ -43,7 +43,13 @@ def fine_tune(
     trainer = SFTTrainer(
         model=model,
         args=arguments,
-        train_dataset=in_like_lengths(dataset, arguments, lengths, chosen=chosen),
+        train_dataset=in_like_lengths(
+            dataset,
+            arguments,
+            lengths,
+            batch=context.config.per_device_train_batch_size,
+            chosen=chosen,
+        ),
         processing_class=tokenizer,
         peft_config=adapter_config(lora),
     )

@@ -103,6 +103,7 @@ def _train(context: StageContext, tokenizer: Any, pairs: Sequence[Pair]) -> Trai
             dataset,
             arguments,
             [max(len(pair.chosen), len(pair.rejected)) for pair in pairs],
+            batch=settings.per_device_train_batch_size,
             chosen="train_sampling_strategy" in settings.extra,
         ),
         processing_class=tokenizer,

@@ -4,7 +4,8 @@
     log = run_training(context, SFTTrainer(model, args=arguments, ...))
 
 `run_training` reports progress, stops at once on a loss that is not finite, saves full training
-states into `context.checkpoints` and goes on from the newest healthy one.
+states into `context.checkpoints` and goes on from the newest healthy one. Of several processes it
+returns on the first one alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, TrainerState
 
 from llm_assets.errors import LlmAssetsError, NonFiniteLossError
+from llm_assets.ranks import PartDone, shared_batch, world_size
 from llm_assets.stage_settings import TrainSettings
 from llm_assets.stages.context import StageContext
 from llm_assets.stages.keeper import Keeper
@@ -103,7 +105,7 @@ def training_arguments(cls: type[Any], context: StageContext, **fixed: Any) -> A
 
     Every field of the stage's block that `cls` has goes in under its own name, then the settings
     that are passed through, then `fixed`, which wins. A field that is None keeps the class's own
-    default.
+    default. Of several processes each takes its share of a step's batch (ranks.shared_batch).
     """
     settings: TrainSettings = context.config
     known = {field.name for field in dataclasses.fields(cls)}
@@ -131,10 +133,20 @@ def training_arguments(cls: type[Any], context: StageContext, **fixed: Any) -> A
         value = getattr(settings, name)
         if name in known and name not in _OWN_FIELDS and value is not None:
             values[name] = value
+    values["per_device_train_batch_size"], values["gradient_accumulation_steps"] = shared_batch(
+        settings.per_device_train_batch_size,
+        settings.gradient_accumulation_steps,
+        world_size(),
+        where=f"stages.{context.stage}.per_device_train_batch_size",
+    )
     values.update(settings.extra)
     values.update(fixed)
     values["output_dir"] = str(context.checkpoints)
-    return cls(**values)
+    arguments = cls(**values)
+    if arguments.n_gpu > 1:
+        # A process that sees several GPUs would take a batch for each of them.
+        arguments._n_gpu = 1
+    return arguments
 
 
 def run_training(
@@ -144,7 +156,8 @@ def run_training(
 
     `tokens_per_step`: tokens of one optimizer step; without it they are taken from what the trainer
     counts. Raises NonFiniteLossError; SaveError (see resuming.py, keeper.py); and after a save
-    BudgetError when `should_stop` says so, Terminated when the process was told to end.
+    BudgetError when `should_stop` says so, Terminated when the process was told to end; PartDone
+    on all processes but the first, once they have trained.
     """
     trainer.remove_callback(PrinterCallback)
     source = _source(context, trainer)
@@ -164,6 +177,8 @@ def run_training(
         trainer.remove_callback(keeper)
         trainer.remove_callback(watcher)
     keeper.report()
+    if trainer.args.process_index > 0:
+        raise PartDone
     return TrainingLog(
         series=_curves(trainer.state.log_history),
         tokens=watcher.tokens,

@@ -11,7 +11,6 @@ from llm_assets.costs.forecast import check_recipe_memory, forecast
 from llm_assets.costs.learning import (
     estimate_stage,
     learned_utilization,
-    processes_of,
     recorded_work,
 )
 from llm_assets.costs.parameters import from_config, lora_parameters
@@ -25,7 +24,7 @@ from llm_assets.costs.work import (
 from llm_assets.errors import RecipeError
 from llm_assets.graph import STAGES
 from llm_assets.identity import hashed_part
-from llm_assets.jobs import RESUMED
+from llm_assets.jobs import PROCESSES, RESUMED
 from llm_assets.recipe import RateSettings, load_recipe
 from llm_assets.stage_settings import (
     BaseSettings,
@@ -106,17 +105,14 @@ def test_training_tokens_are_steps_by_batch_by_length() -> None:
     work = stage_work("sft_checkpoint", sft(gradient_accumulation_steps=2), INFO)
     assert work.tokens == 100 * 32 * 2 * 128
     assert work.parts["training"] == 6.0 * ARCHITECTURE.compute * work.tokens
-    two = stage_work("sft_checkpoint", sft(gradient_accumulation_steps=2), INFO, processes=2)
-    assert two.tokens == 2 * work.tokens
 
 
 def test_epochs_are_counted_over_the_rows() -> None:
     settings = sft(max_steps=None, num_train_epochs=2.0)
-    assert num_steps("sft_checkpoint", settings, 1000, 1) == 2 * 32
-    assert num_steps("sft_checkpoint", settings, 1000, 4) == 2 * 8
-    assert num_steps("sft_checkpoint", sft(max_steps=None), 1000, 1) == 3 * 32
+    assert num_steps("sft_checkpoint", settings, 1000) == 2 * 32
+    assert num_steps("sft_checkpoint", sft(max_steps=None), 1000) == 3 * 32
     with pytest.raises(RecipeError, match=r"stages\.sft_checkpoint\.num_train_epochs"):
-        num_steps("sft_checkpoint", settings, None, 1)
+        num_steps("sft_checkpoint", settings, None)
 
 
 def test_pairs_are_two_rows_and_references_one_pass_more() -> None:
@@ -317,8 +313,25 @@ def test_more_devices_divide_the_work_of_a_record() -> None:
     found = estimate_stage("sft_checkpoint", settings, INFO, half, earlier)
     assert found.wall_s > 3600
     assert found.cost_usd == pytest.approx(found.wall_s / 3600 * 4 * 2.5)
-    assert processes_of(half) == 4
-    assert processes_of(CPU.model_copy(update={"devices": 4})) == 1
+
+
+def test_devices_without_a_process_are_paid_and_idle() -> None:
+    settings = sft(max_steps=1_000_000)
+    all_eight = estimate_stage("sft_checkpoint", settings, INFO, H100, processes=8)
+    one = estimate_stage("sft_checkpoint", settings, INFO, H100, processes=1)
+    assert (one.tokens, one.flops) == (all_eight.tokens, all_eight.flops)
+    startup = stage_work("sft_checkpoint", settings, INFO).startup_s
+    assert one.wall_s - startup == pytest.approx(8 * (all_eight.wall_s - startup))
+    assert one.gpu_hours == pytest.approx(8 * one.wall_s / 3600)
+    # What one process of eight devices took teaches what eight will take.
+    earlier = [record(one.wall_s, settings, device="8 x h100-sxm", environment={PROCESSES: "1"})]
+    taught = estimate_stage("sft_checkpoint", settings, INFO, H100, earlier, processes=8)
+    assert taught.wall_s == pytest.approx(all_eight.wall_s, rel=0.01)
+    cores = CPU.model_copy(update={"devices": 2})
+    by_processes = [
+        estimate_stage("sft_checkpoint", settings, INFO, cores, processes=n) for n in (1, 2)
+    ]
+    assert by_processes[0].wall_s == by_processes[1].wall_s
 
 
 def test_unknown_work_repeats_what_was_measured() -> None:

@@ -22,6 +22,7 @@ from transformers import Trainer, TrainingArguments
 from llm_assets.checkpoints import list_saves
 from llm_assets.errors import SaveError
 from llm_assets.interruption import Interruption, Terminated
+from llm_assets.stages import keeper
 from llm_assets.stages.training import run_training, training_arguments
 
 NO_SAVES = {"every_steps": None, "every_minutes": None}
@@ -248,6 +249,69 @@ def test_a_save_without_space_leaves_the_last_good_one(
     assert not list((tmp_path / "checkpoints").glob(".writing-*"))
 
 
+@pytest.mark.parametrize("policy", ["continue", "stop"])
+def test_saves_whose_folder_is_away_leave_the_last_good_one(
+    tmp_path: Path, policy: str, undisturbed: Any
+) -> None:
+    checkpoint = {"every_steps": 3, "every_minutes": None, "on_save_error": policy, "keep": 9}
+    folder, away = tmp_path / "checkpoints", tmp_path / "away"
+
+    class Away(Recorder):
+        """The folder of the saves cannot be reached from step 4 to step 10."""
+
+        def step(self, step: int, total: int, **metrics: Any) -> None:
+            super().step(step, total, **metrics)
+            if step == 4:
+                folder.rename(away)
+                folder.write_text("not mounted")
+            elif step == 10:
+                back()
+
+    def back() -> None:
+        folder.unlink()
+        away.rename(folder)
+
+    progress = Away()
+    settings = toy_settings(checkpoint=checkpoint)
+    if policy == "stop":
+        with pytest.raises(SaveError, match=r"the save of step 6 failed: "):
+            train_toy(tmp_path, progress, settings=settings)
+        back()
+        model, log = train_toy(tmp_path, Recorder(), settings=settings)
+        assert log.resumed_from == 3
+        expected = [18, 15, 12, 9, 6, 3]
+    else:
+        model, _ = train_toy(tmp_path, progress, settings=settings)
+        failed = [line for line in progress.lines if "the last good save stands" in line]
+        assert [line.split(" failed")[0] for line in failed] == [
+            "the save of step 6",
+            "the save of step 9",
+        ]
+        expected = [18, 15, 12, 3]
+    assert equal(model, undisturbed[0])
+    saves = list_saves(folder)
+    assert [save.step for save in saves] == expected
+    assert {save.verdict for save in saves} == {"healthy"}
+    assert not list(folder.glob(".writing-*"))
+
+
+def test_an_automatic_interval_follows_what_saves_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "FIRST_S", 0.05)
+    steps = {}
+    for name, hours in (("often", 1e-5), ("seldom", 1e4)):
+        settings = toy_settings(
+            max_steps=60,
+            checkpoint={"every_steps": None, "every_minutes": "auto", "mtbf_hours": hours},
+        )
+        _, log = train_toy(tmp_path / name, Recorder(), settings=settings)
+        steps[name] = [row["step"] for row in log.saves]
+    # The first comes after FIRST_S; by then a save is measured, and the interval is Daly's.
+    assert len(steps["seldom"]) == 1
+    assert len(steps["often"]) >= 3
+
+
 def test_light_saves_come_in_between(tmp_path: Path) -> None:
     checkpoint = {"every_steps": 6, "every_minutes": None, "light_every_steps": 2, "keep_light": 9}
     _, log = train_toy(
@@ -263,7 +327,6 @@ def test_light_saves_come_in_between(tmp_path: Path) -> None:
 
 
 def _launch(root: Path, kill_at: str = "", processes: int = 2) -> subprocess.CompletedProcess[str]:
-    # `accelerate launch` starts one process where there is no GPU.
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     script = [str(Path(__file__).parent / "toy.py"), str(root), *([kill_at] if kill_at else [])]
     return subprocess.run(
@@ -290,8 +353,8 @@ def test_two_processes_go_on_exactly_and_another_number_is_refused(tmp_path: Pat
     assert newest.manifest is not None
     assert newest.manifest.world_size == 2
     data = json.loads((newest.path / "data.json").read_text())
-    # Eight rows a step, forty an epoch: the second step of the second epoch is drawn.
-    assert (data["epoch"], data["steps"], data["drawn"]) == (1, 1, 16)
+    # Four rows a step, as with one process: the seventh step of the first epoch is drawn.
+    assert (data["epoch"], data["steps"], data["drawn"]) == (0, 6, 28)
     with pytest.raises(SaveError, match="written by 2 processes, here are 1"):
         train_toy(tmp_path / "killed", Recorder())
     again = _launch(tmp_path / "killed")

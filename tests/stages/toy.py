@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+from llm_assets.ranks import PartDone
 from llm_assets.stage_settings import TrainSettings
 from llm_assets.stages.context import StageContext
 from llm_assets.stages.training import TrainingLog, run_training, training_arguments
@@ -108,7 +109,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     kill_at = int(sys.argv[2]) if len(sys.argv) > 2 else None
-    trained, log = train_toy(folder, Printer(kill_at))
-    if os.environ.get("RANK", "0") == "0":
-        torch.save(trained.state_dict(), folder / "weights.tmp")
-        print(f"resumed from {log.resumed_from}, {log.steps} steps, {log.tokens} tokens")
+    try:
+        trained, log = train_toy(folder, Printer(kill_at))
+    except PartDone:
+        sys.exit()
+    torch.save(trained.state_dict(), folder / "weights.tmp")
+    print(f"resumed from {log.resumed_from}, {log.steps} steps, {log.tokens} tokens")
