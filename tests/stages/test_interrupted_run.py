@@ -35,7 +35,7 @@ def test_it_saves_ends_and_the_next_run_goes_on(tmp_path: Path, told: signal.Sig
         if "base_checkpoint · step " in line:
             process.send_signal(told)
             break
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=200)
     text = "".join(said) + rest
     assert process.returncode == 130, text
     assert "interrupted; the next `llm-assets run` goes on from here" in text
@@ -49,7 +49,7 @@ def test_it_saves_ends_and_the_next_run_goes_on(tmp_path: Path, told: signal.Sig
     assert run.records == []
 
     again = subprocess.run(
-        command, env=run.environment, capture_output=True, text=True, timeout=300
+        command, env=run.environment, capture_output=True, text=True, timeout=600
     )
     # The gate of the base lets nothing pass, so the run ends there.
     assert again.returncode == 1, again.stdout

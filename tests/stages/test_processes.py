@@ -118,7 +118,7 @@ def test_two_processes_give_one_record_and_the_weights_of_one(tmp_path: Path, pa
         env=two.environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (record,) = two.records
@@ -186,7 +186,7 @@ class Killer(threading.Thread):
         self.ranks: list[psutil.Process] = []
 
     def run(self) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 500
         while not list_saves(self.saves) and time.monotonic() < deadline:
             time.sleep(0.02)
         (launcher,) = (
