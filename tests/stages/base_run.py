@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from conftest import Recorder
 from pretraining_parts import make_shards, make_tokenizer, make_vocabulary, write_corpus
 
 from llm_assets.engine import build_job
+from llm_assets.group import SilentProgress
 from llm_assets.jobs import StageJob
 from llm_assets.planning import make_plan
 from llm_assets.recipe import Recipe, load_recipe
@@ -60,7 +60,7 @@ def make_parts(folder: Path) -> Parts:
             out=root / "out",
             scratch=root / "scratch",
             checkpoints=root / "checkpoints",
-            progress=Recorder(),
+            progress=SilentProgress(),
         )
 
     corpus = write_corpus(folder / "documents")
