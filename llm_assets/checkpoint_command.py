@@ -83,7 +83,7 @@ def _print_course(course: Course) -> None:
     if course.choice is not None:
         choice = course.choice
         click.echo(f"  {choice.who} chose step {choice.step} at {choice.at}: {choice.why}")
-    table = [["save", "step", "tokens", "loss", "verdict", "size", "age", ""]]
+    table = [["save", "step", "tokens", "loss", "verdict", "size", "age", "where", ""]]
     table += [_cells(course, save) for save in course.saves]
     for line in columns(table, right=(1, 2, 3, 5, 6)):
         click.echo(f"  {line}")
@@ -101,7 +101,8 @@ def _cells(course: Course, save: SaveInfo) -> list[str]:
         notes.append("; ".join(save.health.reasons if save.health else (save.problem,)))
     manifest = save.manifest
     if manifest is None:
-        return [save.path.name, str(save.step), "", "", save.verdict, "", "", "; ".join(notes)]
+        row = [save.path.name, str(save.step), "", "", save.verdict, "", ""]
+        return [*row, ", ".join(save.places), "; ".join(notes)]
     made = datetime.datetime.fromisoformat(manifest.created_at)
     seconds = (datetime.datetime.now(datetime.UTC) - made).total_seconds()
     return [
@@ -112,6 +113,7 @@ def _cells(course: Course, save: SaveInfo) -> list[str]:
         save.verdict,
         size(manifest.size_bytes),
         age(seconds),
+        ", ".join(save.places),
         "; ".join(notes),
     ]
 
@@ -153,11 +155,14 @@ def show(
 def verify(
     recipe_path: str | None, stage: str | None, prefix: str, as_json: bool, step: int | None
 ) -> int:
-    """Prove saves again, each in a process of its own. Exit 1 when one is corrupt."""
+    """Prove saves again, each in a process of its own; of those that are in the store only, the
+    files, by the server's checksums. Exit 1 when one is corrupt."""
     rows = []
     for course in _courses(recipe_path, stage, prefix):
         for save in course.saves if step is None else [course.save(step)]:
-            rows.append({"stage": course.stage, "identity": course.identity, **prove(save)})
+            proved = prove(save) if "machine" in save.places else prove_copy(course, save)
+            where = {"stage": course.stage, "identity": course.identity}
+            rows.append({**where, "places": list(save.places), **proved})
     if as_json:
         click.echo(json.dumps({"saves": rows}, indent=2))
     for row in rows if not as_json else ():
@@ -178,6 +183,23 @@ def prove(save: SaveInfo) -> dict[str, Any]:
     if not lines:
         return {"name": save.path.name, "verdict": "corrupt", "reasons": [done.stderr[-500:]]}
     return {"name": save.path.name, **json.loads(lines[-1])}
+
+
+def prove_copy(course: Course, save: SaveInfo) -> dict[str, Any]:
+    """The verdict on a save in the store: the one that it came with, while its files are whole."""
+    from llm_assets.checkpoints import Health
+    from llm_assets.checkpoints.remote import judge
+
+    row: dict[str, Any] = {"name": save.path.name, "verdict": save.verdict, "reasons": []}
+    if save.manifest is None or course.remote is None:
+        return {**row, "reasons": [save.problem]}
+    damage = course.remote.damage(save.path.name)
+    if damage:
+        reasons = tuple(f"{name}: {what}" for name, what in damage.items())
+        health = Health(verdict="corrupt", checks=damage, reasons=reasons, manifest_sha256="")
+        judge(course.remote, save.path.name, save.manifest, health)
+        return {**row, "verdict": "corrupt", "reasons": list(reasons)}
+    return {**row, "reasons": list(save.health.reasons) if save.health else []}
 
 
 @checkpoints.command()
@@ -223,7 +245,7 @@ def rollback(
     course = one_course(_courses(recipe_path, stage, prefix))
     target = None if restart else _target(course, step)
     job = _job_for(course, target, _recipe(recipe_path), store, rehearse)
-    rehearsal = try_out(target, job) if target is not None else None
+    rehearsal = None if target is None else try_out(target, job, course.remote)
     impact = impact_of(course, target, store)
     if not dry_run:
         roll_back(store, course, target, who=who or me(), why=why, rehearsal=rehearsal)

@@ -9,20 +9,22 @@ from typing import Any
 
 from llm_assets.checkpoints import SaveInfo, best, list_saves
 from llm_assets.checkpoints.choosing import Choice, read_choice
+from llm_assets.checkpoints.remote import list_copies, rollbacks_of, with_copies
 from llm_assets.errors import NotFoundError, RefusedError, message
 from llm_assets.graph import STAGES
 from llm_assets.planning import make_plan
 from llm_assets.recipe import Recipe
 from llm_assets.stage_settings import TrainSettings
 from llm_assets.store.digest import Identity
-from llm_assets.store.protocol import Store
+from llm_assets.store.protocol import RemoteSaves, Store
 
 DEFAULT_CRITERIA: Mapping[str, str] = {"loss": "min"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """The saves of one identity, newest first. `best` by `criteria`; `running`: who trains it."""
+    """The saves of one identity, newest first, those in the store too. `best` by `criteria`;
+    `running`: who trains it; `remote`: where copies of its saves are."""
 
     identity: Identity
     folder: Path
@@ -32,6 +34,7 @@ class Course:
     best: SaveInfo | None
     choice: Choice | None
     running: str | None
+    remote: RemoteSaves | None = None
     criteria: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -91,6 +94,7 @@ def save_row(save: SaveInfo) -> dict[str, Any]:
         "path": str(save.path),
         "kind": save.kind,
         "step": save.step,
+        "places": list(save.places),
         "verdict": save.verdict,
         "reasons": [save.problem] if save.problem else list(health.reasons) if health else [],
     }
@@ -118,26 +122,30 @@ def find_courses(
 ) -> list[Course]:
     """The courses of a store that have saves: of a recipe as it stands, of a stage, of identities
     that begin with `prefix`."""
+    there = sorted({*store.checkpoint_folders(), *store.remote_identities()})
     if recipe is None:
-        wanted = {identity: "" for identity in store.checkpoint_folders()}
+        wanted = dict.fromkeys(there, "")
     else:
         plans = make_plan(recipe, store).stages
         wanted = {p.identity: n for n, p in plans.items() if p.identity and STAGES[n].trains}
     found = []
-    folders = store.checkpoint_folders()
     for identity in wanted:
-        if identity not in folders or not identity.startswith(prefix):
+        if identity not in there or not identity.startswith(prefix):
             continue
-        course = _course(store, identity, folders[identity], recipe, wanted[identity])
+        course = _course(store, identity, recipe, wanted[identity])
         if (course.saves or course.choice) and stage in (None, course.stage):
             found.append(course)
     return sorted(found, key=lambda course: (course.pipeline, course.stage, course.identity))
 
 
-def _course(
-    store: Store, identity: Identity, folder: Path, recipe: Recipe | None, stage: str
-) -> Course:
-    saves = tuple(list_saves(folder))
+def _course(store: Store, identity: Identity, recipe: Recipe | None, stage: str) -> Course:
+    folder, remote = store.checkpoints(identity), store.remote_saves(identity)
+    saves: tuple[SaveInfo, ...] = tuple(list_saves(folder))
+    choice = read_choice(folder)
+    if remote is not None:
+        rollbacks = rollbacks_of(store, identity)
+        saves = tuple(with_copies(saves, list_copies(remote, folder, rollbacks)))
+        choice = rollbacks[-1] if rollbacks else choice
     known = next((save.manifest for save in saves if save.manifest is not None), None)
     stage = stage or (known.stage if known else "unknown")
     criteria = DEFAULT_CRITERIA
@@ -152,7 +160,8 @@ def _course(
         pipeline=known.pipeline if known else (recipe.pipeline if recipe else "unknown"),
         saves=saves,
         best=best([save for save in saves if save.kind == "full"], criteria),
-        choice=read_choice(folder),
+        choice=choice,
+        remote=remote,
         running=store.lease_owner(f"stage/{identity}"),
         criteria=criteria,
     )

@@ -34,6 +34,11 @@ class Interruption:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGALRM, self._on_alarm)
 
+    @property
+    def left_s(self) -> float:
+        """What is left of the grace period of a request."""
+        return max(0.0, self.grace_s - (time.monotonic() - self._first))
+
     def end_at_once(self) -> None:
         """From now on nothing is saved: the lease is somebody else's."""
         self._at_once = True

@@ -18,12 +18,13 @@ from typing import Any
 
 from llm_assets.checkpoint_rows import Course
 from llm_assets.checkpoints import SaveInfo, choose
+from llm_assets.checkpoints.choosing import now
+from llm_assets.checkpoints.remote import ROLLBACKS
 from llm_assets.costs.entries import ledger_entries
 from llm_assets.errors import ConflictError, GuardError, RefusedError, SaveError, message
 from llm_assets.jobs import StageJob
-from llm_assets.store.protocol import Store
+from llm_assets.store.protocol import RemoteSaves, Store
 
-KIND = "rollbacks"
 REHEARSED_BYTES = 2 * 2**30
 """Larger saves are validated in the scratch area; one step forward with them would not be cheap."""
 
@@ -94,12 +95,16 @@ def _usd_per_second(course: Course, store: Store) -> float | None:
     return newest.usd_per_hour * newest.devices / 3600.0
 
 
-def rehearse(save: SaveInfo, job: StageJob | None) -> Rehearsal:
+def rehearse(save: SaveInfo, job: StageJob | None, remote: RemoteSaves | None = None) -> Rehearsal:
     """Copy a save into a scratch area, prove it there in a process of its own and, with a `job`,
-    take one training step from it. The save itself is not touched."""
+    take one training step from it. The save itself is not touched. `remote`: where one that is not
+    on this machine is fetched from; DamagedError when it is not whole there."""
     with tempfile.TemporaryDirectory(prefix="llm-assets-rehearsal-") as scratch:
         copy = Path(scratch) / "saves" / save.path.name
-        shutil.copytree(save.path, copy)
+        if "machine" in save.places or remote is None:
+            shutil.copytree(save.path, copy)
+        else:
+            remote.fetch(save.path.name, copy)
         (copy / "health.json").unlink(missing_ok=True)
         checked = _run("llm_assets.stages.save_checks", str(copy), "--dry-run")
         try:
@@ -148,6 +153,15 @@ def roll_back(
     """
     if not why.strip():
         raise RefusedError("rollback: --why: a rollback says why")
+    if target is not None and target.kind != "full":
+        raise RefusedError(
+            message(
+                where=str(target.path),
+                found="a light save: weights and metrics only",
+                rule="a training goes back to a full save, or to its first step",
+                remedy="take a full one (`llm-assets checkpoints ls`), or --restart",
+            )
+        )
     if rehearsal is not None and not rehearsal.passed:
         raise RefusedError(
             message(
@@ -169,29 +183,31 @@ def roll_back(
         )
     try:
         impact = impact_of(course, target, store)
-        choice = choose(course.folder, target.step if target else 0, who, why)
+        step, at = (target.step if target else 0), now()
         body = {
             "identity": course.identity,
             "stage": course.stage,
             "pipeline": course.pipeline,
-            "step": choice.step,
+            "step": step,
             "who": who,
             "why": why,
-            "at": choice.at,
+            "at": at,
             "impact": impact.as_json(),
             "rehearsal": None if rehearsal is None else rehearsal.as_json(),
         }
+        # Recorded first: a run on any machine then follows it, should this one end here.
         _record(store, course, body)
+        choose(course.folder, step, who, why, at)
     finally:
         lease.release()
     return body
 
 
 def _record(store: Store, course: Course, body: Mapping[str, Any]) -> None:
-    number = 1 + sum(1 for _ in store.entries(KIND, f"{course.identity}/"))
+    number = 1 + sum(1 for _ in store.entries(ROLLBACKS, f"{course.identity}/"))
     while True:
         try:
-            store.add_entry(KIND, f"{course.identity}/{number:06d}", body)
+            store.add_entry(ROLLBACKS, f"{course.identity}/{number:06d}", body)
         except ConflictError:
             number += 1
         else:

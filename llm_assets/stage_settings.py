@@ -79,6 +79,11 @@ class CheckpointSettings(Settings):
         description="When the newest save has whole weights and damaged parts: take the healthy "
         "one before, or restore what is whole and start the rest anew.",
     )
+    upload: bool = runtime(
+        True,
+        description="When the store is S3, copy each full save that is proved healthy into it: a "
+        "lost machine does not lose it.",
+    )
 
 
 class ImportSettings(Settings):

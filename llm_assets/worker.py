@@ -51,6 +51,7 @@ from llm_assets.process_names import process_name
 from llm_assets.ranks import PartDone, rank, world_size
 from llm_assets.reporting import Reporter
 from llm_assets.reverifying import record_probe
+from llm_assets.save_copies import SaveCopies, copies_for
 from llm_assets.spending import Spending, follow_spending
 from llm_assets.stages.context import Progress, StageContext, StageInput, StageResult
 from llm_assets.store import open_store
@@ -143,6 +144,7 @@ def stage_context(
     checkpoints: Path,
     progress: Progress,
     should_stop: Callable[[], str | None],
+    copies: SaveCopies | None = None,
 ) -> StageContext:
     """What the stage of a job is given: inputs fetched, verified and compared, folders in `work`
     made."""
@@ -164,6 +166,7 @@ def stage_context(
         identity=job.identity,
         environment=_environment(job),
         interruption=_INTERRUPTION,
+        copies=copies,
     )
     context.out.mkdir()
     context.scratch.mkdir()
@@ -304,13 +307,17 @@ def _run_stage(
     spending: Spending,
 ) -> Record:
     started = time.monotonic()
+    identity = Identity.parse(job.identity)
+    checkpoints = store.checkpoints(identity)
+    copies = copies_for(store, identity, checkpoints, reporter.say) if stage.trains else None
     context = stage_context(
         job,
         store,
         work,
-        checkpoints=store.checkpoints(Identity.parse(job.identity)),
+        checkpoints=checkpoints,
         progress=reporter,
         should_stop=spending.should_stop,
+        copies=copies,
     )
     tell_others(GO)
     result: StageResult = stage_entry_point(job)(context)
@@ -327,6 +334,8 @@ def _run_stage(
     spending.finished(record.tokens, record.flops)
     # The record stands, so nothing will resume from these saves.
     shutil.rmtree(context.checkpoints, ignore_errors=True)
+    if copies is not None:
+        copies.clear()
     reporter.say(f"done: {output.short} in {wall_s:.1f} s")
     return record
 

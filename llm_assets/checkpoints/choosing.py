@@ -12,7 +12,7 @@ from typing import Any
 
 from llm_assets.checkpoints.listing import SaveInfo, list_saves
 from llm_assets.checkpoints.manifest import write_json
-from llm_assets.errors import DamagedError, NotFoundError, message
+from llm_assets.errors import DamagedError, message
 
 CHOSEN = "chosen.json"
 SET_ASIDE = "set-aside"
@@ -31,33 +31,31 @@ class Choice:
     earlier: tuple[Mapping[str, Any], ...] = ()
 
 
-def choose(folder: Path, step: int, who: str, why: str) -> Choice:
-    """The next run of this identity goes on from the full save of `step`; 0: it starts over.
+def now() -> str:
+    """The time of a choice."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+
+
+def choose(folder: Path, step: int, who: str, why: str, at: str = "") -> Choice:
+    """The next run of this identity goes on from the full save of `step`; 0: it starts over. `at`:
+    when that was chosen, if not now: perhaps on another machine.
 
     Newer saves move into `set-aside/<time>/`, where no run takes them and retention removes
     nothing. The choice is written before they move: a rollback that is cut off goes on with the
-    next run. NotFoundError when there is no such save.
+    next run.
     """
-    if step and not any(save.step == step for save in list_saves(folder, "full")):
-        raise NotFoundError(
-            message(
-                where=str(folder),
-                found=f"no full save of step {step}",
-                rule="a choice names a full save that is there, or 0 to start over",
-                remedy="look at `llm-assets checkpoints ls`",
-            )
-        )
-    now = datetime.datetime.now(datetime.UTC)
+    moved = datetime.datetime.now(datetime.UTC)
     before = read_choice(folder)
     earlier = () if before is None else (*before.earlier, {**asdict(before), "earlier": ()})
     choice = Choice(
         step=step,
         who=who,
         why=why,
-        at=now.isoformat(timespec="seconds"),
-        set_aside=f"{SET_ASIDE}/{now.strftime('%Y%m%dT%H%M%S%f')}",
+        at=at or now(),
+        set_aside=f"{SET_ASIDE}/{moved.strftime('%Y%m%dT%H%M%S%f')}",
         earlier=earlier,
     )
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CHOSEN, {**asdict(choice), "settled": False})
     settle(folder)
     return choice

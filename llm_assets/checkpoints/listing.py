@@ -12,7 +12,8 @@ from llm_assets.checkpoints.manifest import Kind, Manifest, parse_name, read_man
 @dataclass(frozen=True, kw_only=True)
 class SaveInfo:
     """One published save. `manifest` is None when it cannot be trusted (`problem` says why);
-    `health` is None before the validation."""
+    `health` is None before the validation. `places`: `machine`, in the folder `path`; `store`, a
+    copy in S3, which `path` has room for."""
 
     path: Path
     kind: Kind
@@ -20,6 +21,7 @@ class SaveInfo:
     manifest: Manifest | None
     health: Health | None
     problem: str = ""
+    places: tuple[str, ...] = ("machine",)
 
     @property
     def verdict(self) -> str:

@@ -100,10 +100,19 @@ def parse_name(name: str) -> tuple[Kind, int] | None:
 
 
 def read_manifest(save: Path) -> Manifest | str:
-    """The manifest, when it has its own hash, is of a format that is known and of this folder;
+    """The manifest of a save's folder; or what is wrong with it."""
+    try:
+        content = (save / MANIFEST).read_bytes()
+    except OSError as error:
+        return f"{MANIFEST}: {type(error).__name__}: {error}"
+    return parse_manifest(content, save.name)
+
+
+def parse_manifest(content: bytes | str, name: str) -> Manifest | str:
+    """The manifest, when it has its own hash, is of a format that is known and of the save `name`;
     else what is wrong with it."""
     try:
-        document = json.loads((save / MANIFEST).read_bytes())
+        document = json.loads(content)
         if not isinstance(document, dict):
             return f"{MANIFEST}: no object"
         if document.get("format", FORMAT) != FORMAT:
@@ -111,9 +120,9 @@ def read_manifest(save: Path) -> Manifest | str:
         if document.get("sha256") != body_hash(document):
             return f"{MANIFEST}: does not have its own hash"
         manifest = Manifest(**document)
-    except (OSError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         return f"{MANIFEST}: {type(error).__name__}: {error}"
-    if parse_name(save.name) != (manifest.kind, manifest.step):
+    if parse_name(name) != (manifest.kind, manifest.step):
         return f"{MANIFEST}: is of {save_name(manifest.kind, manifest.step)}"
     return manifest
 

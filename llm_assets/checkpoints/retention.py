@@ -32,16 +32,23 @@ def kept(saves: list[SaveInfo], settings: CheckpointSettings) -> list[SaveInfo]:
     return [save for save in saves if save in stay]
 
 
+def dropped(saves: list[SaveInfo], settings: CheckpointSettings) -> list[SaveInfo]:
+    """Those that go: neither kept nor corrupt and without a later healthy one."""
+    stay = kept(saves, settings)
+    healthy = [save.step for save in saves if save.verdict == "healthy"]
+    return [
+        save
+        for save in saves
+        if save not in stay
+        and (save.verdict != "corrupt" or any(step > save.step for step in healthy))
+    ]
+
+
 def remove_old(folder: Path, settings: CheckpointSettings) -> None:
     """Remove what is not kept. A corrupt save stays until a later one is healthy, to be looked at;
     of what was set aside, the newest three."""
-    saves = list_saves(folder)
-    stay = kept(saves, settings)
-    healthy = [save.step for save in saves if save.verdict == "healthy"]
-    for save in saves:
-        looked_at = save.verdict == "corrupt" and not any(step > save.step for step in healthy)
-        if save not in stay and not looked_at:
-            shutil.rmtree(save.path, ignore_errors=True)
+    for save in dropped(list_saves(folder), settings):
+        shutil.rmtree(save.path, ignore_errors=True)
     aside = folder / SET_ASIDE
     if aside.is_dir():
         for old in sorted(aside.iterdir())[:-_SET_ASIDE_KEPT]:

@@ -46,6 +46,23 @@ class StageInput:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+class SaveCopies(Protocol):
+    """In-training saves beyond this machine. Asked by the first of several processes."""
+
+    def bring(self, settings: Any) -> None:
+        """Before saves are looked for: fetch the newest one that can be gone on from, if this
+        machine has none as new. `settings`: the stage's checkpoint block."""
+
+    def offer(self, save: str) -> None:
+        """A save was proved healthy: copy it in the background."""
+
+    def told(self) -> list[str]:
+        """What became of copies since the last call."""
+
+    def finish(self, wait_s: float) -> None:
+        """End the copying; wait so long for the newest save to be copied."""
+
+
 def _never() -> None:
     return None
 
@@ -59,7 +76,8 @@ class StageContext:
     after the stage. `checkpoints` survives a crash and is the same folder for the same identity.
     `identity`: what in-training saves belong to; `environment`: what they say of where they were
     made. `should_stop`: why the stage must save and stop now (its money is spent); None: go on.
-    Cheap enough for every step. `interruption`: whether the process was told to end.
+    Cheap enough for every step. `interruption`: whether the process was told to end. `copies`: of
+    saves, where these would be lost with the machine.
     """
 
     stage: str
@@ -76,6 +94,7 @@ class StageContext:
     identity: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     interruption: Interruption = field(default_factory=Interruption)
+    copies: SaveCopies | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

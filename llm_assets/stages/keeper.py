@@ -47,6 +47,7 @@ from llm_assets.stages.saves import (
 
 _STEPS_TIMED = 20
 _ROWS_KEPT = 500
+_LAST_COPY_S = 300.0
 
 
 class Keeper(TrainerCallback):  # type: ignore[misc]
@@ -76,6 +77,7 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
         self._step_s: deque[float] = deque(maxlen=_STEPS_TIMED)
         self._step_began = 0.0
         self._beside_s = 0.0
+        self._stopping = False
         self.tokens, self.seconds = 0, 0.0
 
     # Callbacks of transformers' Trainer
@@ -217,6 +219,7 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
 
     def _stop(self, step: int, args: Any, money: str | None, told: bool) -> None:
         """The save stands, then all processes end."""
+        self._stopping = True
         self._writer.wait()
         failed = [written.error for written in self._writer.ended if written.step == step]
         ending = f"saved: step {step}, to go on from"
@@ -383,9 +386,13 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
             self._note(written)
         while self._writer.judged:
             save = self._writer.judged.popleft()
+            if save.verdict == "healthy" and self.context.copies is not None:
+                self.context.copies.offer(save.path.name)
             if save.verdict not in ("healthy", "light"):
                 why = "; ".join(save.health.reasons) if save.health else save.problem
                 self.context.progress.say(f"{save.path.name} is {save.verdict}: {why}")
+        for text in self.context.copies.told() if self.context.copies is not None else ():
+            self.context.progress.say(text)
 
     def _note(self, written: Written) -> None:
         beside = max(0.0, self._beside_s)
@@ -418,8 +425,13 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
         self.context.progress.say(f"{text}; the training goes on, the last good save stands")
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Finish what is being written. A training that stops before its end waits for the copy of
+        its last save: the machine may not be there any more when it goes on."""
         self._writer.close()
+        if self.context.copies is not None and self.trainer.args.process_index == 0:
+            told = self.context.interruption
+            wait_s = told.left_s if told.requested else _LAST_COPY_S
+            self.context.copies.finish(wait_s if self._stopping else 0.0)
 
 
 def _agreed(wishes: list[bool], args: Any) -> list[bool]:

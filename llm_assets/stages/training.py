@@ -196,6 +196,8 @@ def _source(context: StageContext, trainer: Any) -> Source | None:
     found: list[Any] = [None, None]
     if args.process_index == 0:
         try:
+            if context.copies is not None:
+                context.copies.bring(context.config.checkpoint)
             found[0] = find_source(
                 context.checkpoints,
                 identity=context.identity,
