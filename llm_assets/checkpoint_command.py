@@ -157,10 +157,13 @@ def verify(
 ) -> int:
     """Prove saves again, each in a process of its own; of those that are in the store only, the
     files, by the server's checksums. Exit 1 when one is corrupt."""
+    from llm_assets.checkpoints.remote import prove_copy
+
     rows = []
     for course in _courses(recipe_path, stage, prefix):
         for save in course.saves if step is None else [course.save(step)]:
-            proved = prove(save) if "machine" in save.places else prove_copy(course, save)
+            apart = course.remote if "machine" not in save.places else None
+            proved = prove(save) if apart is None else prove_copy(apart, save)
             where = {"stage": course.stage, "identity": course.identity}
             rows.append({**where, "places": list(save.places), **proved})
     if as_json:
@@ -183,23 +186,6 @@ def prove(save: SaveInfo) -> dict[str, Any]:
     if not lines:
         return {"name": save.path.name, "verdict": "corrupt", "reasons": [done.stderr[-500:]]}
     return {"name": save.path.name, **json.loads(lines[-1])}
-
-
-def prove_copy(course: Course, save: SaveInfo) -> dict[str, Any]:
-    """The verdict on a save in the store: the one that it came with, while its files are whole."""
-    from llm_assets.checkpoints import Health
-    from llm_assets.checkpoints.remote import judge
-
-    row: dict[str, Any] = {"name": save.path.name, "verdict": save.verdict, "reasons": []}
-    if save.manifest is None or course.remote is None:
-        return {**row, "reasons": [save.problem]}
-    damage = course.remote.damage(save.path.name)
-    if damage:
-        reasons = tuple(f"{name}: {what}" for name, what in damage.items())
-        health = Health(verdict="corrupt", checks=damage, reasons=reasons, manifest_sha256="")
-        judge(course.remote, save.path.name, save.manifest, health)
-        return {**row, "verdict": "corrupt", "reasons": list(reasons)}
-    return {**row, "reasons": list(save.health.reasons) if save.health else []}
 
 
 @checkpoints.command()

@@ -29,6 +29,7 @@ from llm_assets.checkpoints.remote import judge, list_copies, rollbacks_of
 from llm_assets.errors import DamagedError, StoreError
 from llm_assets.stage_settings import CheckpointSettings
 from llm_assets.stages.save_checks import validate
+from llm_assets.stages.save_process import hurry
 from llm_assets.store.digest import Identity
 from llm_assets.store.protocol import RemoteSaves, Store
 
@@ -194,6 +195,11 @@ class SaveCopies:
             self._answered = self._offered
             self._idle.notify_all()
 
+    def hurry(self) -> None:
+        """Somebody waits for the copy on its way."""
+        if self._sender is not None:
+            hurry(self._sender.pid)
+
     def told(self) -> list[str]:
         """What became of copies since the last call."""
         found = []
@@ -209,6 +215,7 @@ class SaveCopies:
             if newest is not None and newest.verdict in ("healthy", "unjudged"):
                 if newest.path.name != self._offered:
                     self.offer(newest.path.name)
+                self.hurry()
                 with self._idle:
                     self._idle.wait_for(lambda: self._answered == self._offered, wait_s)
         self._end()

@@ -7,7 +7,6 @@ when stdin is closed, whatever it is doing.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
@@ -26,11 +25,10 @@ from llm_assets.checkpoints.retention import dropped
 from llm_assets.errors import StoreError
 from llm_assets.save_copies import SENDING
 from llm_assets.stage_settings import CheckpointSettings
+from llm_assets.stages.save_process import lowest_priority
 from llm_assets.store import open_store
 from llm_assets.store.digest import Identity
 from llm_assets.store.protocol import RemoteSaves, Store
-
-_LOWEST = 19
 
 
 def send(
@@ -100,8 +98,7 @@ def main() -> int:
     # A signal to the process group is for the training: it may want its last save copied.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
+    lowest_priority()
     order = json.loads(sys.stdin.readline() or "null")
     if order is None:
         return 0

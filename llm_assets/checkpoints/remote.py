@@ -56,6 +56,21 @@ def judge(remote: RemoteSaves, name: str, manifest: Manifest, health: Health) ->
     remote.restate(name, {**remote.about(name), "health": json.dumps(health_document(bound))})
 
 
+def prove_copy(remote: RemoteSaves, save: SaveInfo) -> dict[str, Any]:
+    """The verdict on a copy: the one that it came with while its files are whole, which the server
+    is asked for. `name`, `verdict`, `reasons`."""
+    row: dict[str, Any] = {"name": save.path.name, "verdict": save.verdict}
+    if save.manifest is None:
+        return {**row, "reasons": [save.problem]}
+    damage = remote.damage(save.path.name)
+    if damage:
+        reasons = tuple(f"{name}: {what}" for name, what in damage.items())
+        health = Health(verdict="corrupt", checks=damage, reasons=reasons, manifest_sha256="")
+        judge(remote, save.path.name, save.manifest, health)
+        return {**row, "verdict": "corrupt", "reasons": list(reasons)}
+    return {**row, "reasons": list(save.health.reasons) if save.health else []}
+
+
 def list_copies(remote: RemoteSaves, folder: Path, rollbacks: Sequence[Choice]) -> list[SaveInfo]:
     """The copies that count, newest first; `folder` is where they would be on this machine."""
     found = []
