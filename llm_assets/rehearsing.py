@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_assets.errors import BudgetError, LlmAssetsError
+from llm_assets.interruption import Interruption
 from llm_assets.jobs import StageJob
+from llm_assets.stage_job import stage_context, stage_entry_point
 from llm_assets.store import open_store
-from llm_assets.worker import stage_context, stage_entry_point
 
 
 class _Steps:
@@ -65,6 +66,7 @@ def main() -> int:
             checkpoints=arguments.folder,
             progress=steps,
             should_stop=enough,
+            interruption=Interruption(grace_s=0.0),
         )
         try:
             stage_entry_point(job)(context)

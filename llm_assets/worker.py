@@ -10,26 +10,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import importlib
 import json
 import os
-import platform
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from llm_assets.artifacts import check_artifact
-from llm_assets.compatibility import MODEL_TYPES, check_inputs
+from llm_assets.compatibility import MODEL_TYPES
 from llm_assets.errors import ConflictError, LlmAssetsError, StoreError
 from llm_assets.graph import STAGES, Stage
 from llm_assets.group import (
@@ -43,17 +39,18 @@ from llm_assets.group import (
     tell_others,
     use_own_device,
 )
-from llm_assets.identity import Source, source_of
+from llm_assets.identity import Source
 from llm_assets.interruption import Interruption, Terminated
-from llm_assets.jobs import PROCESSES, StageJob
+from llm_assets.jobs import StageJob
 from llm_assets.places import work_folder
 from llm_assets.process_names import process_name
 from llm_assets.ranks import PartDone, rank, world_size
 from llm_assets.reporting import Reporter
 from llm_assets.reverifying import record_probe
-from llm_assets.save_copies import SaveCopies, copies_for
+from llm_assets.save_copies import copies_for
 from llm_assets.spending import Spending, follow_spending
-from llm_assets.stages.context import Progress, StageContext, StageInput, StageResult
+from llm_assets.stage_job import checked_source, record_of, stage_context, stage_entry_point
+from llm_assets.stages.context import StageResult
 from llm_assets.store import open_store
 from llm_assets.store.digest import ArtifactHash, Identity
 from llm_assets.store.protocol import Lease, Record, Store
@@ -65,18 +62,6 @@ LEASE_TTL_S = 60.0
 
 _INTERRUPTION = Interruption(grace_s=float(os.environ.get("LLM_ASSETS_GRACE_S", "15")))
 """Of this process: a training saves before it ends."""
-
-
-def _source_of(job: StageJob, stage: Stage) -> Source:
-    module = "llm_assets.stages.importing" if job.imported else stage.module
-    source = source_of(module, stage.libraries)
-    if source.hash != job.source_hash:
-        raise LlmAssetsError(
-            f"{job.pipeline}/{job.stage}: the code on disk is not the code that was planned\n"
-            f"  rule: the source hash is computed in the process that executes\n"
-            f"  next: reload the definitions and start the run again"
-        )
-    return source
 
 
 @contextlib.contextmanager
@@ -105,133 +90,10 @@ def _heartbeat(lease: Lease) -> Iterator[None]:
         lease.release()
 
 
-def _config_of(job: StageJob, stage: Stage) -> Any:
-    """The stage's settings, built again from the job's plain JSON."""
-    if stage.data:
-        from llm_assets.data_settings import DataSettings
-
-        return DataSettings.model_validate_json(json.dumps(job.config))
-    from llm_assets.stage_settings import StageBlocks
-
-    document = json.dumps({job.stage: job.config})
-    return getattr(StageBlocks.model_validate_json(document), job.stage)
-
-
-def stage_entry_point(job: StageJob) -> Any:
-    """The function that runs the stage."""
-    stage = STAGES[job.stage]
-    if job.imported:
-        return importlib.import_module("llm_assets.stages.importing").run
-    return getattr(importlib.import_module(stage.module), stage.function)
-
-
-def _fetch_inputs(job: StageJob, store: Store) -> dict[str, StageInput]:
-    inputs = {}
-    for name, entry in job.inputs.items():
-        artifact = ArtifactHash.parse(entry["artifact"])
-        tree = store.tree(artifact)
-        inputs[name] = StageInput(
-            path=store.fetch(artifact), type=tree.type, artifact=artifact, metadata=tree.metadata
-        )
-    return inputs
-
-
-def stage_context(
-    job: StageJob,
-    store: Store,
-    work: Path,
-    *,
-    checkpoints: Path,
-    progress: Progress,
-    should_stop: Callable[[], str | None],
-    copies: SaveCopies | None = None,
-) -> StageContext:
-    """What the stage of a job is given: inputs fetched, verified and compared, folders in `work`
-    made."""
-    progress.say("fetching inputs")
-    inputs = _fetch_inputs(job, store)
-    check_inputs(f"{job.pipeline}/{job.stage}", inputs)
-    context = StageContext(
-        stage=job.stage,
-        pipeline=job.pipeline,
-        config=_config_of(job, STAGES[job.stage]),
-        seed=job.seed,
-        inputs=inputs,
-        out=work / "out",
-        scratch=work / "scratch",
-        checkpoints=checkpoints,
-        progress=progress,
-        lineage=job.lineage,
-        should_stop=should_stop,
-        identity=job.identity,
-        environment=_environment(job),
-        interruption=_INTERRUPTION,
-        copies=copies,
-    )
-    context.out.mkdir()
-    context.scratch.mkdir()
-    return context
-
-
-def _environment(job: StageJob) -> dict[str, str]:
-    replay = {"replay": job.replay} if job.replay else {}
-    return {
-        **replay,
-        PROCESSES: str(world_size()),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "host": socket.gethostname(),
-        "cpus": str(os.cpu_count()),
-        "threads": os.environ.get("OMP_NUM_THREADS", ""),
-    }
-
-
-def _record(
-    job: StageJob,
-    source: Source,
-    stage: Stage,
-    result: StageResult,
-    output: ArtifactHash,
-    wall_s: float,
-    measure_s: float,
-    spending: Spending,
-) -> Record:
-    return Record(
-        identity=Identity.parse(job.identity),
-        stage=job.stage,
-        pipeline=job.pipeline,
-        output=output,
-        type=stage.gives,
-        source_hash=source.hash,
-        recipe=job.recipe_part,
-        seed=job.seed,
-        inputs=job.identity_inputs,
-        metrics={
-            name: {"value": float(metric.value), "n": metric.n}
-            for name, metric in result.metrics.items()
-        },
-        cost_usd=wall_s / 3600 * job.usd_per_hour * job.devices,
-        wall_s=wall_s,
-        measure_s=measure_s,
-        created_at=datetime.datetime.now(datetime.UTC).isoformat(),
-        run_id=job.run_id,
-        tokens=result.tokens,
-        flops=result.flops or spending.flops_of(result.tokens),
-        device=spending.device,
-        modules=source.modules,
-        libraries=source.libraries,
-        environment={**_environment(job), **spending.resumed()},
-        series={name: [list(point) for point in line] for name, line in result.series.items()},
-        samples=tuple(result.samples),
-        tables={name: list(rows) for name, rows in result.tables.items()},
-    )
-
-
 def run_job(job: StageJob, store: Store, reporter: Reporter) -> int:
     """Run one stage to its record. 0 when the record stands, BUSY when another worker is at it."""
     stage = STAGES[job.stage]
-    source = _source_of(job, stage)
+    source = checked_source(job, stage)
     identity = Identity.parse(job.identity)
     owner = f"{process_name()}:{uuid.uuid4().hex[:8]}"
     lease = store.acquire(f"stage/{identity}", owner=owner, ttl_s=LEASE_TTL_S)
@@ -255,7 +117,7 @@ def run_job(job: StageJob, store: Store, reporter: Reporter) -> int:
 def train_along(job: StageJob, store: Store) -> int:
     """The part of a process that is not the first: the stage's training, nothing else."""
     stage = STAGES[job.stage]
-    _source_of(job, stage)
+    checked_source(job, stage)
     if first_word() == END:
         return 0
     with _work_folder(job) as work:
@@ -266,6 +128,7 @@ def train_along(job: StageJob, store: Store) -> int:
             checkpoints=store.checkpoints(Identity.parse(job.identity)),
             progress=SilentProgress(),
             should_stop=lambda: None,
+            interruption=_INTERRUPTION,
         )
         with contextlib.suppress(PartDone):
             stage_entry_point(job)(context)
@@ -317,6 +180,7 @@ def _run_stage(
         checkpoints=checkpoints,
         progress=reporter,
         should_stop=spending.should_stop,
+        interruption=_INTERRUPTION,
         copies=copies,
     )
     tell_others(GO)
@@ -327,7 +191,7 @@ def _run_stage(
     output = store.put(context.out, type=stage.gives, metadata=metadata)
     wall_s = time.monotonic() - started
     lease.check()
-    record = _record(job, source, stage, result, output, wall_s, reporter.measure_s, spending)
+    record = record_of(job, source, stage, result, output, wall_s, reporter.measure_s, spending)
     if stage.gives in MODEL_TYPES:
         _probe(store, output)
     store.add_record(record, lease=lease)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import math
 import statistics
 import time
-import warnings
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -21,24 +18,17 @@ from llm_assets.checkpoints.manifest import Kind
 from llm_assets.checkpoints.retention import remove_old
 from llm_assets.errors import BudgetError, NonFiniteLossError, SaveError, message
 from llm_assets.interruption import Terminated
+from llm_assets.stages import putting_back
 from llm_assets.stages.context import StageContext
 from llm_assets.stages.resuming import Source
 from llm_assets.stages.save_buffers import TensorBuffer
 from llm_assets.stages.save_files import Request, Written
-from llm_assets.stages.save_order import (
-    POSITION_SUMMARY,
-    DataPosition,
-    generators,
-    put_generators,
-)
+from llm_assets.stages.save_order import POSITION_SUMMARY, DataPosition, generators
 from llm_assets.stages.save_writer import SMALL_BYTES, Pending, SaveWriter
 from llm_assets.stages.saves import (
     architecture_of,
     loop_document,
     moment_tensors,
-    read_generators,
-    read_groups,
-    read_moments,
     recent_metrics,
     schedule_arguments,
     state_document,
@@ -67,9 +57,8 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
             *(source.lost if source else []),
         ]
         self.rows: list[dict[str, Any]] = list(lineage.get("saves", []))
-        self._warmup: Mapping[str, int] | None = lineage.get("warmup")
+        self._warmup = putting_back.Warmup(lineage.get("warmup"))
         self._architecture: dict[str, Any] = {}
-        self._rates: list[float] = []
         self._last_save = time.monotonic()
         self._measured: tuple[float, float] | None = None
         self._model, self._moments, self._generators = (TensorBuffer() for _ in range(3))
@@ -92,20 +81,19 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
             world_size=args.world_size,
         )
         if self._pending_resume is not None:
-            self._put_back(self._pending_resume, state, args, **kwargs)
+            warmup = putting_back.put_back(
+                self._pending_resume, kwargs["optimizer"], kwargs["lr_scheduler"], state.max_steps
+            )
+            if warmup is not None:
+                self._warmup = warmup
+                self.context.progress.say(f"the optimizer's moments are lost: {warmup}")
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The order of an epoch is drawn after this."""
-        restored = None
         source = self._pending_resume
-        if source is not None and "rng.safetensors" not in source.damaged:
-            prefix = "epoch_"
-            restored = {
-                name.removeprefix(prefix): value
-                for name, value in read_generators(source.path, args.process_index).items()
-                if name.startswith(prefix)
-            }
-        self._data.epoch_begins(restored)
+        self._data.epoch_begins(
+            putting_back.epoch_generators(source, args.process_index) if source else None
+        )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save, or finish the resume.
@@ -118,71 +106,19 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
         self._time_step()
         self.report()
         if self._pending_resume is not None:
-            self._finish_resume(self._pending_resume, position, args.process_index)
+            putting_back.finish(self._pending_resume, position, args.process_index)
+            self._pending_resume = None
         elif step > 0 and self._may_save(args, step):
             self._save_or_stop(args, state, position, kwargs["optimizer"], kwargs["lr_scheduler"])
         self._step_began = time.monotonic()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Lower the learning rate while moments that were lost build up again."""
-        if self._warmup is None:
-            return
-        groups = kwargs["optimizer"].param_groups
-        done = int(state.global_step) + 1 - self._warmup["from"]
-        if done >= self._warmup["steps"]:
-            self._warmup = None
-            return
-        self._rates = [group["lr"] for group in groups]
-        for group in groups:
-            group["lr"] *= done / self._warmup["steps"]
+        """The rate of this step, lower during a warm-up."""
+        self._warmup.before_step(kwargs["optimizer"], int(state.global_step))
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put the schedule's learning rate back."""
-        for group, rate in zip(kwargs["optimizer"].param_groups, self._rates, strict=False):
-            group["lr"] = rate
-        self._rates = []
-
-    # Resume
-
-    def _put_back(self, source: Source, state: Any, args: Any, **kwargs: Any) -> None:
-        optimizer, scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
-        step = source.manifest.step
-        if "loop.json" in source.damaged:
-            _wind(scheduler, optimizer, step)
-            groups = optimizer.state_dict()["param_groups"]
-        else:
-            groups, schedule = read_groups(source.path)
-            scheduler.load_state_dict(dict(schedule))
-        moments: Any = {}
-        if "optimizer.safetensors" in source.damaged:
-            self._warmup = {"from": step, "steps": _warmup_steps(groups, state.max_steps - step)}
-            self.context.progress.say(
-                f"the optimizer's moments are lost: warmed up over {self._warmup['steps']} steps"
-            )
-        else:
-            moments = read_moments(source.path)
-        optimizer.load_state_dict({"state": moments, "param_groups": groups})
-
-    def _finish_resume(self, source: Source, position: Mapping[str, Any], process: int) -> None:
-        """The rows that come now must be those that came next; then the generators."""
-        whole = not source.damaged & {"data.json", "rng.safetensors"}
-        if whole:
-            expected = json.loads((source.path / "data.json").read_bytes())
-            for name in ("num_rows", "rows_sha256", "drawn", "order_sha256", "next_rows"):
-                if position[name] != expected[name]:
-                    here, there = _short(position[name]), _short(expected[name])
-                    raise SaveError(
-                        message(
-                            where=f"{source.path}/data.json, {name}",
-                            found=f"{here}, the save has {there}",
-                            rule="a training goes on with the rows that it would have seen",
-                            remedy="bring the data back, or start over with `llm-assets "
-                            "checkpoints rollback`",
-                        )
-                    )
-        if "rng.safetensors" not in source.damaged:
-            put_generators(read_generators(source.path, process))
-        self._pending_resume = None
+        """The schedule's rate again."""
+        self._warmup.after_step(kwargs["optimizer"])
 
     # Saves
 
@@ -269,7 +205,7 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Copy the state and hand it to the writer. The time until then is the stall."""
         began = time.monotonic()
-        states = _gathered({**generators(), **self._epoch_generators()}, args)
+        states = _gathered({**generators(), **putting_back.of_epoch(self._data.epoch_start)}, args)
         if args.process_index == 0:
             self._writer.wait()
             try:
@@ -282,9 +218,6 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
                 self._writer.submit(pending)
                 self.report()
         self._last_save = time.monotonic() if kind == "full" else self._last_save
-
-    def _epoch_generators(self) -> dict[str, torch.Tensor]:
-        return {f"epoch_{name}": value for name, value in self._data.epoch_start.items()}
 
     def _capture(
         self,
@@ -341,7 +274,7 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
                 "lineage": {
                     "resumed_from": self.resumed_from,
                     "lost": self.lost,
-                    "warmup": self._warmup,
+                    "warmup": self._warmup.document,
                     "judge_loss": not hasattr(args, "steps_per_generation"),
                     "saves": self.rows[-_ROWS_KEPT:],
                 },
@@ -454,32 +387,3 @@ def _gathered(states: dict[str, torch.Tensor], args: Any) -> list[dict[str, torc
     every: list[Any] = [None] * args.world_size
     torch.distributed.all_gather_object(every, states)
     return every
-
-
-def _wind(scheduler: Any, optimizer: Any, step: int) -> None:
-    """Bring a fresh schedule to where it stands after `step` steps."""
-    lambdas = getattr(scheduler, "lr_lambdas", None)
-    if lambdas is None:
-        with warnings.catch_warnings():
-            # torch warns that no optimizer step came before: those were before the resume.
-            warnings.simplefilter("ignore", UserWarning)
-            for _ in range(step):
-                scheduler.step()
-        return
-    rates = [base * f(step) for base, f in zip(scheduler.base_lrs, lambdas, strict=True)]
-    scheduler.last_epoch, scheduler._step_count = step, step + 1
-    scheduler._last_lr = rates
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-
-
-def _warmup_steps(groups: list[dict[str, Any]], left: int) -> int:
-    """Steps over which fresh moments are trusted more and more: 2 / (1 - beta2), the untuned
-    warm-up of Ma and Yarats 2021, and at most a tenth of the steps that are left."""
-    beta2 = max((group["betas"][1] for group in groups if "betas" in group), default=0.9)
-    return max(1, min(math.ceil(2 / (1 - beta2)), left // 10))
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

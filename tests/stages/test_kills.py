@@ -23,6 +23,7 @@ from toy import toy_settings, train_toy
 
 from llm_assets.checkpoints import list_saves
 from llm_assets.stage_settings import DpoSettings, RewardSettings, SftSettings
+from llm_assets.stages import keeper
 
 EVERY = 3
 STAGE_KILLS = 15
@@ -114,11 +115,19 @@ def train_the_toy(root: Path) -> None:
     torch.save(model.state_dict(), root / "weights.tmp")
 
 
-def kill_the_toy(root: Path, kills: int, seed: int) -> Tally:
-    """One course, killed `kills` times."""
+def train_the_toy_with_saves_apart(root: Path) -> None:
+    """Each save is written by a process of its own, as those of large models are."""
+    keeper.SMALL_BYTES = 0
+    train_the_toy(root)
+
+
+def kill_the_toy(
+    root: Path, kills: int, seed: int, train: Callable[[Path], None] = train_the_toy
+) -> Tally:
+    """Courses until there were `kills` kills."""
     began = time.monotonic()
     (root / "whole").mkdir(parents=True)
-    pid = forked(lambda: train_the_toy(root / "whole"))
+    pid = forked(lambda: train(root / "whole"))
     assert os.waitpid(pid, 0)[1] == 0
     takes_s = time.monotonic() - began
     tally = Tally()
@@ -127,9 +136,7 @@ def kill_the_toy(root: Path, kills: int, seed: int) -> Tally:
     while tally.kills < kills:
         course += 1
         course_root = root / f"killed-{course}"
-        got = run_through_kills(
-            train_the_toy, course_root, kills - tally.kills, takes_s / 3, seed + course
-        )
+        got = run_through_kills(train, course_root, kills - tally.kills, takes_s / 3, seed + course)
         weights = torch.load(course_root / "weights.tmp", weights_only=True)
         assert all(torch.equal(weights[name], expected[name]) for name in expected)
         tally.kills += got.kills
@@ -143,6 +150,20 @@ def test_a_training_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_p
     tally = kill_the_toy(tmp_path, 4, seed=1)
     assert tally.kills >= 4
     assert max(tally.lost) <= EVERY
+
+
+def test_kills_beside_a_process_that_writes(tmp_path: Path) -> None:
+    tally = kill_the_toy(tmp_path, 2, seed=3, train=train_the_toy_with_saves_apart)
+    assert tally.kills >= 2
+    # The save that was being written goes too: two intervals at most.
+    assert max(tally.lost) <= 2 * EVERY
+
+
+@pytest.mark.slow
+def test_forty_kills_beside_a_process_that_writes(tmp_path: Path) -> None:
+    tally = kill_the_toy(tmp_path, 40, seed=4, train=train_the_toy_with_saves_apart)
+    print(f"pre-training, saves apart: {tally}")
+    assert max(tally.lost) <= 2 * EVERY
 
 
 @pytest.mark.slow

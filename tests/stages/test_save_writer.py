@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from llm_assets.checkpoints.listing import list_saves
+from llm_assets.stages import save_process
 from llm_assets.stages.save_buffers import TensorBuffer
 from llm_assets.stages.save_files import WRITING, Request
 from llm_assets.stages.save_writer import Pending, SaveWriter
@@ -57,10 +58,15 @@ def writer() -> SaveWriter:
 
 
 def children() -> list[psutil.Process]:
-    """The processes that write or prove."""
-    return [
-        child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE
-    ]
+    """The processes that write or prove; this process has others, a server of another test say."""
+    return [child for child in psutil.Process().children() if _is_writer(child)]
+
+
+def _is_writer(process: psutil.Process) -> bool:
+    try:
+        return save_process.__name__ in process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
 
 
 def until(condition: Callable[[], object], what: str) -> None:
