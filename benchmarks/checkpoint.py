@@ -1,14 +1,14 @@
 """What a save costs: ours, Trainer's own, torch.distributed.checkpoint's asynchronous one.
 
-    python benchmarks/checkpoint.py [--sizes 10m 135m] [--rounds 3] [--every N] [--json]
+    python benchmarks/checkpoint.py [--sizes 10m 135m] [--rounds 2] [--every N] [--json]
 
 Random weights, Llama architecture, float32, AdamW, transformers' Trainer, the same rows. A round
-runs each way once, beside an undisturbed run. Two saves a run, and as many steps after each as lie
-between them. A save's cost is all that the training took longer than the undisturbed one, from the
-first save until the last step ended and the last byte was written: what the steps lose beside a
-background save counts too. What a run does once, before its first save, does not: memory for ours.
-Ours hashes, flushes and publishes each save, and proves it beside the steps; a proof that still
-runs at the end of the run is given up.
+trains once in each way, with five saves. A save's cost is all that the steps took longer, from the
+beginning of the save until all of it is on the disk, than as many undisturbed steps just before and
+after it: a machine whose speed changes from minute to minute would hide it otherwise. So what the
+steps lose beside a background save counts. Ours hashes, flushes and publishes in that time, and is
+then proved beside the steps; the cost until the verdict stands apart. So does the first save of a
+run: it makes room in memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import argparse
 import json
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ import torch.distributed.checkpoint as dcp
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from llm_assets.checkpoints.listing import list_saves
 from llm_assets.stage_settings import TrainSettings
 from llm_assets.stages.context import StageContext
 from llm_assets.stages.training import run_training, training_arguments
@@ -49,10 +53,23 @@ SIZES: dict[str, dict[str, int]] = {
         "num_attention_heads": 9,
     },
 }
-WAYS = ("none", "ours", "trainer", "async")
-# Steps between two saves: some fifteen seconds on two cores.
-EVERY = {"10m": 400, "135m": 30}
+WAYS = ("ours", "trainer", "async")
+# Steps between two saves: as many as a save lasts, and its proof, and as many again.
+EVERY = {
+    "10m": {"ours": 200, "trainer": 60, "async": 60},
+    "135m": {"ours": 45, "trainer": 15, "async": 20},
+}
+SAVES = 5
+WRITING, PROVING, NOTHING = "writing", "proving", ""
 _LENGTH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Seconds that the steps lost to one save, until it was written and until it was proved."""
+
+    save_s: float
+    proved_s: float
 
 
 class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -70,13 +87,51 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """When each step began."""
+    """When each step began, and what ran beside the training then."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Callable[[int], str]) -> None:
+        self.beside = beside
         self.began: list[float] = []
+        self.ran: list[str] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.ran.append(self.beside(int(state.global_step)))
         self.began.append(time.monotonic())
+
+    def costs(self, every: int, first: int) -> list[Cost]:
+        """Of each save; the first is taken in the step of index `first`."""
+        steps = [b - a for a, b in zip(self.began, self.began[1:], strict=False)]
+        begins = range(first, first + every * SAVES, every)
+        ends = [self._end(begin, len(steps), WRITING) for begin in begins]
+        quiet_from = [self._end(begin, len(steps), WRITING, PROVING) for begin in begins]
+        costs = []
+        for number, (begin, written, proved) in enumerate(
+            zip(begins, ends, quiet_from, strict=True)
+        ):
+            # The first steps of a run warm up.
+            before = quiet_from[number - 1] if number else every // 2
+            near = every // 3
+            quiet = [
+                *steps[max(before, begin - near) : begin],
+                *steps[proved : min(begin + every, proved + near)],
+            ]
+            if len(quiet) < near:
+                raise SystemExit("a save took longer than the steps until the next: raise --every")
+            a_step = statistics.fmean(quiet)
+            costs.append(
+                Cost(
+                    save_s=sum(steps[begin:written]) - (written - begin) * a_step,
+                    proved_s=sum(steps[begin:proved]) - (proved - begin) * a_step,
+                )
+            )
+        return costs
+
+    def _end(self, begin: int, num_steps: int, *what: str) -> int:
+        """The first step after `begin` beside which none of this ran."""
+        end = begin + 1
+        while end < num_steps and self.ran[end] in what:
+            end += 1
+        return end
 
 
 class AsyncSaves(TrainerCallback):  # type: ignore[misc]
@@ -100,6 +155,9 @@ class AsyncSaves(TrainerCallback):  # type: ignore[misc]
         target = self.folder / f"async-{state.global_step}"
         self.running = dcp.async_save(tensors, checkpoint_id=target, no_dist=True)
 
+    def is_busy(self) -> bool:
+        return self.running is not None and not self.running.done()
+
     def wait(self) -> None:
         if self.running is not None:
             self.running.result()
@@ -118,9 +176,8 @@ class Quiet:
         self.said.append(text)
 
 
-def run_once(way: str, size: str, every: int) -> float:
-    """Seconds from the first save to the end of the last step, or of the last save, whichever is
-    later. Without saves: as many steps of the median length."""
+def run_once(way: str, size: str, every: int) -> list[Cost]:
+    """What each save of one training cost."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES[size], tie_word_embeddings=True))
     # Not /tmp: often a file system in memory, where every way of writing looks fast.
@@ -131,12 +188,10 @@ def run_once(way: str, size: str, every: int) -> float:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _train(way: str, model: Any, folder: Path, every: int) -> float:
-    # The last save is at the step before the window's last `every` steps; none is at the end.
-    steps = 3 * every - 1
+def _train(way: str, model: Any, folder: Path, every: int) -> list[Cost]:
     settings = TrainSettings(
         learning_rate=1e-4,
-        max_steps=steps,
+        max_steps=(SAVES + 1) * every,
         per_device_train_batch_size=1,
         lr_scheduler_type="constant",
         checkpoint={"every_steps": every if way == "ours" else None, "every_minutes": None},
@@ -156,7 +211,13 @@ def _train(way: str, model: Any, folder: Path, every: int) -> float:
     )
     own = {"save_strategy": "steps", "save_steps": every} if way == "trainer" else {}
     arguments = training_arguments(TrainingArguments, context, **own)
-    clock = Clock()
+    saves = AsyncSaves(folder, every)
+    beside = {
+        "ours": lambda step: _beside(context.checkpoints, (step - 1) // every * every),
+        "trainer": lambda step: NOTHING,
+        "async": lambda step: WRITING if saves.is_busy() else NOTHING,
+    }
+    clock = Clock(beside[way])
     trainer = Trainer(
         model=model,
         args=arguments,
@@ -164,7 +225,6 @@ def _train(way: str, model: Any, folder: Path, every: int) -> float:
         callbacks=[clock],
     )
     trainer.remove_callback(PrinterCallback)
-    saves = AsyncSaves(folder, every)
     if way == "async":
         trainer.add_callback(saves)
     if way == "ours":
@@ -172,37 +232,41 @@ def _train(way: str, model: Any, folder: Path, every: int) -> float:
     else:
         trainer.train()
         saves.wait()
-    if way == "none":
-        steps_s = [b - a for a, b in zip(clock.began[1:], clock.began[2:], strict=False)]
-        return statistics.median(steps_s) * (steps - every + 1)
     # Trainer saves at the end of the step before, the others at the beginning of the next.
-    return time.monotonic() - clock.began[every - 1]
+    return clock.costs(every, every - 1 if way == "trainer" else every)
 
 
-def measure(size: str, rounds: int, every: int) -> dict[str, Any]:
-    """Median seconds a save for each way, and the ratios of the rounds."""
-    # Trainer also saves at its end.
-    num_saves = {"ours": 2, "trainer": 3, "async": 2}
-    stalls: dict[str, list[float]] = {way: [] for way in WAYS[1:]}
+def _beside(folder: Path, step: int) -> str:
+    """What is still done for the save of this step, if there is one."""
+    verdicts = {save.step: save.verdict for save in list_saves(folder)}
+    if step == 0:
+        return NOTHING
+    if step not in verdicts:
+        return WRITING
+    return PROVING if verdicts[step] == "unjudged" else NOTHING
+
+
+def measure(size: str, rounds: int, every: Mapping[str, int]) -> dict[str, Any]:
+    """Median seconds a save for each way, and their ratios."""
+    costs: dict[str, list[Cost]] = {way: [] for way in WAYS}
+    first: dict[str, list[Cost]] = {way: [] for way in WAYS}
     for number in range(rounds):
         # Another order each round: what warms up or throttles does not favour one of them.
-        order = WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]
-        took = {way: run_once(way, size, every) for way in order}
-        for way in stalls:
-            stalls[way].append((took[way] - took["none"]) / num_saves[way])
-    ours = stalls["ours"]
+        for way in WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]:
+            each = run_once(way, size, every[way])
+            text = " ".join(f"{cost.save_s:.3f} ({cost.proved_s:.3f})" for cost in each)
+            print(f"{size} {way}: {text}", file=sys.stderr, flush=True)
+            first[way].append(each[0])
+            costs[way] += each[1:]
+    median = {way: statistics.median(cost.save_s for cost in costs[way]) for way in WAYS}
     return {
         "size": size,
-        "rounds": rounds,
-        "saves": num_saves,
-        **{f"{way}_s": statistics.median(values) for way, values in stalls.items()},
-        "ours_to_trainer": statistics.median(
-            [a / b for a, b in zip(ours, stalls["trainer"], strict=True)]
-        ),
-        "ours_to_async": statistics.median(
-            [a / b for a, b in zip(ours, stalls["async"], strict=True)]
-        ),
-        "all_s": stalls,
+        "saves": rounds * (SAVES - 1),
+        **{f"{way}_s": value for way, value in median.items()},
+        "ours_to_trainer": median["ours"] / median["trainer"],
+        "ours_to_async": median["ours"] / median["async"],
+        "ours_proved_s": statistics.median(cost.proved_s for cost in costs["ours"]),
+        "first_s": {way: statistics.median(c.save_s for c in first[way]) for way in WAYS},
     }
 
 
@@ -210,12 +274,16 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--every", type=int, help="steps between two saves")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-    rows = [measure(size, options.rounds, options.every or EVERY[size]) for size in options.sizes]
+    every = dict.fromkeys(WAYS, options.every)
+    rows = [
+        measure(size, options.rounds, every if options.every else EVERY[size])
+        for size in options.sizes
+    ]
     if options.json:
         print(json.dumps(rows, indent=2))
         return
@@ -225,7 +293,9 @@ def main() -> None:
             f"{row['trainer_s']:.3f} s, asynchronous {row['async_s']:.3f} s; ours / Trainer "
             f"{row['ours_to_trainer']:.2f}, ours / asynchronous {row['ours_to_async']:.2f}"
         )
-        print("  " + json.dumps({k: [round(v, 3) for v in vs] for k, vs in row["all_s"].items()}))
+        first = ", ".join(f"{way} {value:.3f} s" for way, value in row["first_s"].items())
+        print(f"  the first save of a run: {first}")
+        print(f"  ours until its verdict: {row['ours_proved_s']:.3f} s")
 
 
 if __name__ == "__main__":

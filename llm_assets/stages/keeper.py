@@ -38,6 +38,9 @@ from llm_assets.stages.saves import (
 _STEPS_TIMED = 20
 _ROWS_KEPT = 500
 _LAST_COPY_S = 300.0
+_PATIENCE, _PATIENCE_S = 0.1, 30.0
+"""The share of an interval, and the seconds at most, for which writing a save gives way to the
+steps: what a kill may cost more, against steps that are as fast as without a save."""
 
 
 class Keeper(TrainerCallback):  # type: ignore[misc]
@@ -282,7 +285,8 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
             stall_s=time.monotonic() - began,
             waits=size <= SMALL_BYTES,
         )
-        return Pending(request=request, tensors=tensors)
+        patience_s = min(_PATIENCE * (began - self._last_save), _PATIENCE_S)
+        return Pending(request=request, tensors=tensors, patience_s=patience_s)
 
     def _plain_model(self) -> Any:
         # Without the wrapper of mixed precision the live model would lose TRL's forward too.

@@ -111,9 +111,14 @@ def _publish(
     Path(request.folder).mkdir(parents=True, exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
-    files = {
-        name: _write_pieces(aside / name, content, wanted) for name, content in contents.items()
-    }
+    # All at once: a training whose threads wait for each other loses as much to one busy processor
+    # as to two, and for half the time.
+    with ThreadPoolExecutor(len(contents), "save-file") as pool:
+        writes = {
+            name: pool.submit(_write_pieces, aside / name, content, wanted)
+            for name, content in contents.items()
+        }
+    files = {name: write.result() for name, write in writes.items()}
     for name, document in request.documents.items():
         files[name] = _write_bytes(aside / name, json.dumps(document, indent=1).encode())
     write_s = time.monotonic() - started

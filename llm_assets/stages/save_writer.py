@@ -1,9 +1,10 @@
 """Writes saves beside the training: hash, flush, rename, prove, remove what is not kept.
 
 The training hands over a `Pending` whose buffers hold the state of one step, and goes on. A process
-of the lowest priority writes it and proves it (save_process.py); never two write at once, and the
-buffers are free again when `wait` returns. A small save is written and proved by the training
-itself: both are short, and a process that is killed has lost no more than one interval.
+of the lowest priority writes it and proves it (save_process.py), at the ordinary one once that
+takes too long; never two write at once, and the buffers are free again when `wait` returns. A small
+save is written and proved by the training itself: both are short, and a process that is killed has
+lost no more than one interval.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,16 +28,23 @@ from llm_assets.stages.save_checks import validate
 from llm_assets.stages.save_files import Request, Written, write_save
 from llm_assets.stages.save_process import hurry
 
+_STARTS_S = 1.0
+"""A process that starts sets its own priority."""
+_PROOF_PATIENCE = 5
+"""A proof gives way for so many times as long as the writing: nobody waits for it."""
+
 SMALL_BYTES = 16 * 1024 * 1024
 """Smaller saves are waited for: a process of its own would cost more than the save."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """A save whose tensors stand in memory, by file name."""
+    """A save whose tensors stand in memory, by file name. `patience_s`: how long its writing gives
+    way to the training; from then on it has the ordinary priority."""
 
     request: Request
     tensors: Mapping[str, TensorBuffer]
+    patience_s: float = 0.0
 
 
 @dataclass
@@ -145,7 +153,8 @@ class _Apart:
             # By now it may be too old to be kept.
             if not self._closing.is_set() and read_save(request.save) is not None:
                 self._say(b"prove\n")
-            self._end()
+            with self._hurried_after(_PROOF_PATIENCE * self._pending.patience_s):
+                self._end()
         if not self._closing.is_set():
             self._writer.add_judged(request.save)
             self._writer.remove_old()
@@ -170,10 +179,25 @@ class _Apart:
             "trainer": os.getpid(),
         }
         self._say(json.dumps(job).encode() + b"\n")
-        answer = process.stdout.readline() if process.stdout is not None else b""
+        with self._hurried_after(self._pending.patience_s):
+            answer = process.stdout.readline() if process.stdout is not None else b""
         if not answer:
             raise OSError(f"the process that writes it ended with {process.wait()}")
         return Written(**json.loads(answer))
+
+    @contextlib.contextmanager
+    def _hurried_after(self, patience_s: float) -> Iterator[None]:
+        """Within, the process gives way to the training for `patience_s` and no longer."""
+        timer = None
+        if self._process is not None:
+            timer = threading.Timer(max(_STARTS_S, patience_s), hurry, [self._process.pid])
+            timer.daemon = True
+            timer.start()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _say(self, line: bytes) -> None:
         """BrokenPipeError is no news: its end is seen by what it does not answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -24,7 +25,12 @@ from llm_assets.stages.save_writer import Pending, SaveWriter
 _WEIGHTS = {"a": torch.arange(3_000_000, dtype=torch.float32), "b": torch.ones(7, dtype=torch.bool)}
 
 
-def pending(folder: Path, step: int = 1, weights: dict[str, torch.Tensor] = _WEIGHTS) -> Pending:
+def pending(
+    folder: Path,
+    step: int = 1,
+    weights: dict[str, torch.Tensor] = _WEIGHTS,
+    patience_s: float = 60.0,
+) -> Pending:
     """A light save of 12 MB that is written apart."""
     buffer = TensorBuffer()
     buffer.take(weights)
@@ -49,7 +55,7 @@ def pending(folder: Path, step: int = 1, weights: dict[str, torch.Tensor] = _WEI
         stall_s=0.0,
         waits=False,
     )
-    return Pending(request=request, tensors={"model.safetensors": buffer})
+    return Pending(request=request, tensors={"model.safetensors": buffer}, patience_s=patience_s)
 
 
 @pytest.fixture
@@ -124,6 +130,21 @@ def test_a_writer_is_not_told_to_end(tmp_path: Path, writer: SaveWriter) -> None
     assert not writer.ended[0].error
     assert [save.step for save in list_saves(tmp_path)] == [1]
     writer.close()
+
+
+def test_a_writer_gives_way_for_a_while(tmp_path: Path, writer: SaveWriter) -> None:
+    # Large enough to be stopped while it is written.
+    weights = {"a": torch.zeros(75_000_000)}
+    writer.submit(pending(tmp_path, weights=weights, patience_s=3.0))
+    until(lambda: list(tmp_path.glob(f"{WRITING}*")), "nothing is written")
+    (child,) = children()
+    child.suspend()
+    assert not list_saves(tmp_path)
+    assert os.sched_getscheduler(child.pid) == os.SCHED_IDLE
+    until(lambda: os.sched_getscheduler(child.pid) == os.SCHED_OTHER, "it gives way for ever")
+    child.resume()
+    writer.close()
+    assert [save.step for save in list_saves(tmp_path)] == [1]
 
 
 def test_a_full_device_is_told(tmp_path: Path, writer: SaveWriter) -> None:
