@@ -22,6 +22,9 @@ from llm_assets.stages.save_checks import validate
 from llm_assets.stages.save_files import Request, write_save
 from llm_assets.stages.save_memory import mapped
 
+_UNWANTED = 1
+"""Exit code when the training is gone."""
+
 
 def lowest_priority() -> None:
     """Of this process: whatever else wants a processor goes first."""
@@ -46,14 +49,20 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     lowest_priority()
-    job = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:
+        return _UNWANTED
+    job = json.loads(line)
     request = Request(**job["request"])
     contents = {
         name: mapped(descriptor, size) for name, (descriptor, size) in job["memory"].items()
     }
     written = write_save(request, contents, lambda: os.getppid() == job["trainer"])
     contents.clear()
-    print(json.dumps(dataclasses.asdict(written)), flush=True)
+    try:
+        os.write(sys.stdout.fileno(), json.dumps(dataclasses.asdict(written)).encode() + b"\n")
+    except BrokenPipeError:
+        return _UNWANTED
     if not written.error and sys.stdin.readline():
         # Somebody may have waited for the writing.
         lowest_priority()
