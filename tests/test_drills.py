@@ -1,4 +1,4 @@
-"""Drills: the command, the limits that stand for a full disk; and, slowly, the disruptions."""
+"""Drills: the command, the limits that stand for a full disk, a crash; slowly, the others."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from llm_assets.cli import main
 from llm_assets.costs.ledger import ledger_entries
 from llm_assets.drill_command import NAMES
-from llm_assets.drills import disruptions
+from llm_assets.drills import disruptions, scratch
 from llm_assets.drills.disruptions import DRILLS, DrillResult, run_drill
 from llm_assets.drills.scratch import Place, Scratch
 from llm_assets.errors import WorkerError
@@ -31,7 +31,7 @@ def test_the_command_reports_and_fails(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    chosen = {name: lambda scratch, name=name: result(name, recovered) for name in NAMES}
+    chosen = {name: lambda _, name=name: result(name, recovered) for name in NAMES}
     monkeypatch.setattr(disruptions, "DRILLS", chosen)
     assert main(["drill", "--all", "--json"]) == (0 if recovered else 1)
     rows = json.loads(capsys.readouterr().out)["drills"]
@@ -51,11 +51,25 @@ def test_every_drill_is_there() -> None:
 def test_a_drill_that_cannot_be_carried_out_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(scratch: Scratch) -> DrillResult:
+    def broken(_: Scratch) -> DrillResult:
         raise WorkerError("no worker")
 
     monkeypatch.setattr(disruptions, "DRILLS", {"crash": broken})
     assert not run_drill("crash", Scratch(tmp_path)).passed
+
+
+def test_without_a_scratch_pipeline_no_drill_is_carried_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "recipe.yaml"
+    broken.write_text(scratch.RECIPE.read_text() + "colour: blue\n")
+    monkeypatch.setattr(scratch, "RECIPE", broken)
+    folder = tmp_path / "drills"
+    assert main(["drill", "--all", "--keep", str(folder)]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "colour" in said.err and "course.log" in said.err
+    assert main(["drill", "crash", "--keep", str(folder)]) == 1
+    assert "an earlier drill is there" in capsys.readouterr().err
 
 
 def test_a_drill_has_nothing_of_the_users_places(
@@ -105,10 +119,8 @@ def test_a_small_file_system_is_seen_by_the_run_only(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_a_killed_worker_is_tried_again_from_its_save_and_both_are_paid(tmp_path: Path) -> None:
-    scratch = Scratch(tmp_path)
-    found = run_drill("crash", scratch)
+    found = run_drill("crash", Scratch(tmp_path))
     assert found.passed, found
     assert found.steps_lost is not None and found.steps_lost <= 40
     place = Place(tmp_path / "drill-1")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_assets.checkpoints import newest_healthy
-from llm_assets.drills.scratch import Course, Place, Scratch, num_healthy
+from llm_assets.drills.scratch import Course, Place, Scratch, ScratchError, num_healthy
 from llm_assets.errors import LlmAssetsError
 
 _GOES_ON = re.compile(r"goes on from save-0*(\d+)")
@@ -257,9 +257,12 @@ DRILLS: Mapping[str, Callable[[Scratch], DrillResult]] = {
 
 
 def run_drill(name: str, scratch: Scratch) -> DrillResult:
-    """One drill; one that could not be carried out has failed, and says why."""
+    """One drill; one that could not be carried out has failed, and says why. ScratchError when
+    none can be."""
     try:
         return DRILLS[name](scratch)
+    except ScratchError:
+        raise
     except (LlmAssetsError, OSError) as error:
         return DrillResult(
             name=name,

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from llm_assets.checkpoints import SaveInfo, list_saves
-from llm_assets.errors import WorkerError
+from llm_assets.errors import WorkerError, message
 from llm_assets.planning import make_plan
 from llm_assets.recipe import load_recipe
 from llm_assets.store import open_store
@@ -31,6 +31,11 @@ STAGE = "base_checkpoint"
 _BEFORE = ("corpus", "vocabulary", "tokenizer", "shards")
 _PATIENCE_S = 300.0
 _LOOK_S = 0.02
+_LOOK_AT = "see why with `llm-assets drill crash --keep FOLDER` and FOLDER/base/course.log"
+
+
+class ScratchError(WorkerError):
+    """There is no scratch pipeline to disrupt: no drill can be carried out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +54,16 @@ class Course:
         self.seen: list[Seen] = []
         self.started = time.monotonic()
         command = [sys.executable, "-m", "llm_assets.drills.course", str(place.recipe), *stages]
-        self.process = subprocess.Popen(
-            [*prefix, *command],
-            env=place.environment,
-            cwd=place.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=(place.folder / "course.log").open("ab"),
-            text=True,
-        )
+        with (place.folder / "course.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*prefix, *command],
+                env=place.environment,
+                cwd=place.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -216,16 +222,30 @@ class Scratch:
 
     @cached_property
     def base(self) -> Place:
-        """The stages before are run once."""
+        """The stages before are run once. ScratchError when they can't be."""
         place = Place(self.root / "base")
-        place.folder.mkdir(parents=True)
-        (place.folder / "dagster").mkdir()
-        shutil.copyfile(RECIPE, place.recipe)
-        with place.course(*_BEFORE) as course:
-            end = course.end()
+        try:
+            (place.folder / "dagster").mkdir(parents=True)
+            shutil.copyfile(RECIPE, place.recipe)
+            with place.course(*_BEFORE) as course:
+                end = course.end()
+        except FileExistsError:
+            raise self._no_base("an earlier drill is there", "give an empty folder") from None
+        except (OSError, WorkerError) as error:
+            raise self._no_base(str(error), _LOOK_AT) from error
         if not end["succeeded"]:
-            raise WorkerError(f"drill: the scratch pipeline failed: {end['errors']}")
+            raise self._no_base(f"its stages failed: {end['errors']}", _LOOK_AT)
         return place
+
+    def _no_base(self, found: str, remedy: str) -> ScratchError:
+        return ScratchError(
+            message(
+                where=str(self.root),
+                found=found,
+                rule="a drill disrupts a small pipeline that it first runs there as far as the shards",
+                remedy=remedy,
+            )
+        )
 
     @cached_property
     def expected(self) -> str:
