@@ -24,7 +24,7 @@ NAMES = (
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(NAMES))
-@click.option("--all", "every", is_flag=True, help="All of them, about three minutes.")
+@click.option("--all", "every", is_flag=True, help="All of them, two to three minutes.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Leave the scratch pipelines there.")
 def drill(names: tuple[str, ...], every: bool, as_json: bool, keep: Path | None) -> int:

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetKey,
@@ -26,9 +26,11 @@ from dagster import (
 
 from llm_assets.places import store_url
 from llm_assets.recipe import Recipe
-from llm_assets.reverifying import Reverified, reverify
 from llm_assets.store import open_store
 from llm_assets.webhook import post
+
+if TYPE_CHECKING:
+    from llm_assets.reverifying import Reverified
 
 NIGHTLY_SAMPLE = 4
 
@@ -39,6 +41,9 @@ def build_upkeep(recipes: Sequence[Recipe]) -> tuple[list[JobDefinition], list[S
 
     @op(description="A sample of stored checkpoints: bytes, and their number on the fixed batch.")
     def verify_sample(context: OpExecutionContext) -> None:
+        # Imported here: it brings numpy, which loading the definitions need not wait for.
+        from llm_assets.reverifying import reverify
+
         store = open_store(store_url())
         found = reverify(
             store,
@@ -83,7 +88,9 @@ def _schedule(target: JobDefinition, cron: str, description: str) -> ScheduleDef
     )
 
 
-def alarm(instance: DagsterInstance, found: Sequence[Reverified], *, run_id: str, log: Any) -> None:
+def alarm(
+    instance: DagsterInstance, found: "Sequence[Reverified]", *, run_id: str, log: Any
+) -> None:
     """Tell what drifted or is damaged, and fail; nothing when all is as it was."""
     alarming = [entry for entry in found if entry.alarming]
     if not alarming:

@@ -14,7 +14,10 @@ from llm_assets.errors import RecipeError
 from llm_assets.graph import STAGES
 from llm_assets.recipe import load_recipe
 
-HEAVY = ["torch", "transformers", "trl", "great_expectations", "datasets", "peft", "accelerate"]
+HEAVY = [
+    *("torch", "transformers", "trl", "great_expectations", "datasets", "peft", "accelerate"),
+    "numpy",
+]
 
 
 def build(*paths: Path | str) -> definitions.Definitions:

@@ -242,7 +242,7 @@ class Scratch:
             message(
                 where=str(self.root),
                 found=found,
-                rule="a drill disrupts a small pipeline that it first runs there as far as the shards",
+                rule="a drill disrupts a small pipeline, run there as far as the shards",
                 remedy=remedy,
             )
         )
